@@ -1,0 +1,294 @@
+"""A policy: frozen data that says which values of a block are kept, kept on the host, or made again."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import dot_general_p
+
+from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
+from jremat.policy.names import identifier
+from jremat.policy.ops import Family, tagged_name
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What of one block is kept for the backward pass, as data.
+
+    A value's fate is the first that speaks of it: its place in the graph (``values``), its tag (``names``), the
+    operation that made it (``families``), and else ``default``. Equal policies are equal, hash alike and print alike.
+
+    Used two ways: as a plain JAX policy, ``jax.checkpoint(f, policy=p)`` or ``nn.remat(Block, policy=p)``; and
+    strictly, ``jremat.checkpoint(f, p)``, where each value gets its decision and a name that matches nothing raises.
+
+    Args:
+        names: (tag, decision) pairs.
+        families: (op family, decision) pairs.
+        values: (value id in a traced graph, decision) pairs: a planned policy; strict use only.
+        default: the fate of every other value.
+        optional: the tags among ``names`` that a function need not bear.
+        fingerprint: of the graph that ``values`` speaks of.
+        label: the spec it is known by, e.g. ``dots_saveable``; not compared.
+
+    >>> Policy.save("attn_out", "mlp_up")
+    policies.get('save:attn_out,mlp_up')
+    >>> Policy.save("a") | Policy.offload("b")
+    policies.get('save:a;offload:b')
+    >>> Policy.save("b", "a") == Policy.save("a") | Policy.save("b")
+    True
+    """
+
+    names: tuple[tuple[str, Decision], ...] = ()
+    families: tuple[tuple[Family, Decision], ...] = ()
+    values: tuple[tuple[str, Decision], ...] = ()
+    default: Decision = RECOMPUTE
+    optional: frozenset[str] = frozenset()
+    fingerprint: str | None = None
+    label: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        names = _canonical(self.names, key=lambda name: name)
+        object.__setattr__(self, "names", tuple((identifier(n), d) for n, d in names if d is not self.default))
+        families = _canonical(self.families, key=lambda family: family.name)
+        object.__setattr__(self, "families", tuple((f, d) for f, d in families if d is not self.default))
+        object.__setattr__(self, "values", _canonical(self.values, key=lambda value: value))
+        object.__setattr__(self, "optional", frozenset(self.optional) & {n for n, _ in self.names})
+
+    # -- construction ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def save(*names: str) -> "Policy":
+        """Keep the values tagged ``names``; recompute the rest."""
+        return Policy(names=tuple((name, SAVE) for name in names))
+
+    @staticmethod
+    def offload(*names: str) -> "Policy":
+        """Keep the values tagged ``names`` in pinned host memory; recompute the rest."""
+        return Policy(names=tuple((name, OFFLOAD) for name in names))
+
+    @staticmethod
+    def ops(*families: Family) -> "Policy":
+        """Keep what operations of ``families`` make; recompute the rest."""
+        return Policy(families=tuple((family, SAVE) for family in families))
+
+    @staticmethod
+    def but(*names: str) -> "Policy":
+        """Recompute the values tagged ``names``; keep all else that the backward reads. Strict use only."""
+        return Policy(names=tuple((name, RECOMPUTE) for name in names), default=SAVE)
+
+    # -- algebra -----------------------------------------------------------------------------------------------
+
+    def __or__(self, other: "Policy") -> "Policy":
+        """Keep what either keeps: for each tag and each family the stronger of the two decisions.
+
+        A rule by name is more specific than one by family and stays so.
+
+        >>> Policy.but("a", "b") | Policy.save("a")
+        policies.get('but:b')
+        """
+        if not isinstance(other, Policy):
+            return NotImplemented
+        if self.values or other.values:
+            raise ValueError("policy: a planned policy holds for its graph as it is and can't be combined; plan anew")
+        mine, theirs = dict(self.names), dict(other.names)
+        names = {
+            name: stronger(mine.get(name, self.default), theirs.get(name, other.default)) for name in {*mine, *theirs}
+        }
+        ops, their_ops = dict(self.families), dict(other.families)
+        families = {
+            family: stronger(ops.get(family, self.default), their_ops.get(family, other.default))
+            for family in {*ops, *their_ops}
+        }
+        # A name that either side insists on stays required.
+        required = (mine.keys() - self.optional) | (theirs.keys() - other.optional)
+        return Policy(
+            names=tuple(names.items()),
+            families=tuple(families.items()),
+            default=stronger(self.default, other.default),
+            optional=(self.optional | other.optional) - required,
+        )
+
+    def all_but(self, *names: str) -> "Policy":
+        """The same policy, with the values tagged ``names`` recomputed.
+
+        >>> Policy.save("a", "b").all_but("b")
+        policies.get('save:a')
+        """
+        return replace(self, names=(*self._without(names), *((n, RECOMPUTE) for n in names)), label=None)
+
+    def to_host(self, *names: str) -> "Policy":
+        """The same policy, with what it keeps moved to pinned host memory: the values tagged ``names``, or all.
+
+        >>> Policy.save("a", "b").to_host("b")
+        policies.get('save:a;offload:b')
+        """
+        if names:
+            return replace(self, names=(*self._without(names), *((n, OFFLOAD) for n in names)), label=None)
+
+        def move(decision: Decision) -> Decision:
+            return OFFLOAD if decision is SAVE else decision
+
+        return replace(
+            self,
+            names=tuple((n, move(d)) for n, d in self.names),
+            families=tuple((f, move(d)) for f, d in self.families),
+            values=tuple((v, move(d)) for v, d in self.values),
+            default=move(self.default),
+            label=None,
+        )
+
+    def rename(self, new_names: Mapping[str, str]) -> "Policy":
+        """The same policy in another model's vocabulary.
+
+        >>> Policy.save("context").rename({"context": "attn_out"})
+        policies.get('save:attn_out')
+        """
+        unknown = sorted(set(new_names) - {name for name, _ in self.names})
+        if unknown:
+            raise ValueError(f"new_names: expected names of this policy, {self._listed()}, got {', '.join(unknown)}")
+        return replace(
+            self,
+            names=tuple((new_names.get(n, n), d) for n, d in self.names),
+            optional=frozenset(new_names.get(n, n) for n in self.optional),
+            label=None,
+        )
+
+    def with_optional(self, *names: str) -> "Policy":
+        """The same policy, in which a function need not bear the tags ``names`` (all of them, if none is given).
+
+        >>> Policy.save("mlp_gate", "mlp_up").with_optional("mlp_gate")
+        policies.get('save:mlp_gate?,mlp_up')
+        """
+        chosen = names or tuple(name for name, _ in self.names)
+        return replace(self, optional=self.optional | frozenset(chosen), label=None)
+
+    def labelled(self, label: str) -> "Policy":
+        """The same policy under the spec that it is known by."""
+        return replace(self, label=label)
+
+    # -- what it says ------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> str:
+        """The spec that ``policies.get`` reads back to an equal policy."""
+        return self.label or self.canonical_spec
+
+    @property
+    def canonical_spec(self) -> str:
+        """The rules themselves as a spec, whatever the policy is called.
+
+        >>> from jremat.policy.ops import WEIGHT_MATMUL
+        >>> Policy.ops(WEIGHT_MATMUL).labelled("dots_with_no_batch_dims_saveable").canonical_spec
+        'ops:weight_matmul'
+        """
+        parts = [_DEFAULT_SPEC[self.default]] if self.default is not RECOMPUTE else []
+        for decision, name_key, ops_key in _KEYS:
+            names = [n + "?" * (n in self.optional) for n, d in self.names if d is decision]
+            families = [f.name for f, d in self.families if d is decision]
+            parts += [f"{name_key}:{','.join(names)}"] if names else []
+            parts += [f"{ops_key}:{'+'.join(families)}"] if families else []
+        if self.values:
+            parts.append(f"{len(self.values)} planned values of graph {self.fingerprint}")
+        if parts[:1] == [_DEFAULT_SPEC[SAVE]] and len(parts) > 1 and parts[1].startswith("but:"):
+            parts = parts[1:]  # "but:…" alone says that all else is kept
+        return ";".join(parts) or "full"
+
+    def __str__(self) -> str:
+        return self.spec
+
+    def __repr__(self) -> str:
+        return f"policies.get({self.spec!r})"
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether it changes nothing: all that the backward reads is kept, as without remat."""
+        return self.default is SAVE and not (self.names or self.families or self.values)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether it keeps anything in host memory."""
+        return OFFLOAD in {self.default, *(d for _, d in (*self.names, *self.families, *self.values))}
+
+    @property
+    def strict_only(self) -> bool:
+        """Whether JAX's plain policy protocol can't express it, so that ``jremat.checkpoint`` is needed.
+
+        JAX asks about one operation at a time. Where a tagged value is to be left out but all else kept, the untagged
+        value before the tag would be kept in its place; and a planned value has no name to ask about.
+        """
+        return bool(self.values) or (self.default is not RECOMPUTE and not self.keeps_everything and bool(self.names))
+
+    def decide(self, *, names: Iterable[str] = (), families: Iterable[str] = (), value: str | None = None) -> Decision:
+        """The fate of one value.
+
+        Args:
+            names: every tag that the value bears.
+            families: names of every family that the operation that made it belongs to.
+            value: its id in the traced graph.
+
+        >>> Policy.save("a").decide(names=["a"]).value, Policy.save("a").decide(names=["b"]).value
+        ('save', 'recompute')
+        """
+        planned = dict(self.values)
+        if value is not None and value in planned:
+            return planned[value]
+        borne, made_by = set(names), set(families)
+        by_name = [d for n, d in self.names if n in borne]
+        if by_name:
+            return stronger(*by_name)
+        by_family = [d for f, d in self.families if f.name in made_by]
+        return stronger(*by_family) if by_family else self.default
+
+    def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
+        """JAX's policy protocol: may the outputs of this operation be kept?
+
+        Returns:
+            True, False, or JAX's own mark for an offload to ``pinned_host``.
+
+        Raises:
+            ValueError: the policy can't be expressed operation by operation.
+        """
+        if self.strict_only:
+            raise ValueError(
+                f"policy: {self.spec!r} decides value by value, which a plain JAX policy can't; "
+                "use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)"
+            )
+        name = tagged_name(prim, params)
+        primitive, params = ("name", {"name": name}) if name is not None else (prim.name, params)
+        decision = self.decide(
+            names=[] if name is None else [name],
+            families=[f.name for f, _ in self.families if f.matches(primitive, params)],
+        )
+        return _OFFLOAD if decision is OFFLOAD else decision is SAVE
+
+    def _without(self, names: Iterable[str]) -> tuple[tuple[str, Decision], ...]:
+        dropped = set(names)
+        return tuple((n, d) for n, d in self.names if n not in dropped)
+
+    def _listed(self) -> str:
+        return ", ".join(name for name, _ in self.names) or "(it has none)"
+
+
+def _canonical(pairs: Iterable[tuple[Any, Decision]], key: Any) -> tuple[tuple[Any, Decision], ...]:
+    """Sorted, each selector once; where one is named twice with different decisions, an error."""
+    seen: dict[Any, Decision] = {}
+    for selector, decision in pairs:
+        if seen.setdefault(selector, decision) is not decision:
+            raise ValueError(
+                f"policy: expected one decision for {key(selector)!r}, got {seen[selector].value} and {decision.value}"
+            )
+    return tuple(sorted(seen.items(), key=lambda pair: key(pair[0])))
+
+
+_KEYS = ((SAVE, "save", "ops"), (OFFLOAD, "offload", "offload_ops"), (RECOMPUTE, "but", "but_ops"))
+_DEFAULT_SPEC = {SAVE: "none", OFFLOAD: "offload_all"}
+
+# JAX's mark for "keep in pinned host memory" has no public constructor; a public policy hands one out.
+_OFFLOAD = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")(
+    dot_general_p, dimension_numbers=(((), ()), ((), ()))
+)
+
+NONE = Policy(default=SAVE, label="none")
+FULL = Policy(label="full")
