@@ -1,0 +1,1 @@
+"""Closed form: what a training run needs, from a config alone, without a trace."""

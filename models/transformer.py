@@ -1,0 +1,322 @@
+"""A decoder-only transformer in Flax Linen: one code path for the GPT and the Llama family, chosen by its config.
+
+Shapes: b batch, s sequence, h hidden, n heads, m key and value heads, d head width, f MLP width, v vocabulary.
+The stack has L layers.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jremat.estimate.config import TransformerConfig
+from jremat.policy.names import tag
+from models import attention, layers, loss
+
+Params = Any
+
+# Radford et al. 2018 and 2019: weights from N(0, 0.02²), those that write to the residual stream over sqrt(2L)
+_INIT_STD = 0.02
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm, as the config says: [b, s, h] to the same."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        scale = self.param("scale", nn.initializers.ones, (c.hidden,), c.param_dtype)
+        if c.norm == "rmsnorm":
+            return layers.rms_norm(x, scale, c.norm_eps)
+        bias = self.param("bias", nn.initializers.zeros, (c.hidden,), c.param_dtype) if c.bias else None
+        return layers.layer_norm(x, scale, bias, c.norm_eps)
+
+
+class Projection(nn.Module):
+    """A matmul over the last axes of x, as many as ``inputs`` has, to ``outputs``; no reshape of x, so no second copy.
+
+    Keeps x. The kernel [*inputs, *outputs] is cast to the dtype of x where it is used.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    use_bias: bool
+    param_dtype: str
+    std: float = _INIT_STD
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", nn.initializers.normal(self.std), self.inputs + self.outputs, self.param_dtype)
+        n = len(self.inputs)
+        contracted = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
+        y = lax.dot_general(x, kernel.astype(x.dtype), (contracted, ((), ())))
+        if self.use_bias:
+            y += self.param("bias", nn.initializers.zeros, self.outputs, self.param_dtype).astype(x.dtype)
+        return y
+
+
+class Block(nn.Module):
+    """One layer: attention, then the MLP, each behind a norm and added to the residual stream.
+
+    Without remat a block of the GPT family keeps, with dropout off and in units of b·s·h values: its input, the norm,
+    query, key, value, the probabilities (n·s/h), the context, the middle of the stream, its norm, the MLP's up and
+    activation (f/h each), and two f32 statistics a row and norm. Every name of ``jremat.policy.names.VOCABULARY`` but
+    a mixture's is tagged.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, key: jax.Array | None = None, positions: jax.Array | None = None) -> jax.Array:
+        """
+        Args:
+            x: [b, s, h], the compute dtype.
+            key: this layer's dropout key, or None for no dropout.
+            positions: int [s] or [b, s] for RoPE; None is 0 to s - 1.
+
+        Returns:
+            [b, s, h], dtype of ``x``.
+        """
+        c = self.config
+        keys = (None, None, None) if key is None else tuple(jax.random.fold_in(key, i) for i in range(3))
+        x = tag(x, "block_in")
+        x += _dropped(self._attention(x, keys[0], positions), keys[1], c.dropout)
+        return x + _dropped(self._mlp(x), keys[2], c.dropout)
+
+    def _attention(self, x, dropout_key, positions):
+        c = self.config
+        x = tag(Norm(c, name="attn_norm")(x), "attn_norm")
+        query = self._heads("query", c.heads)(x)  # [b, s, n, d]
+        key = self._heads("key", c.kv_heads)(x)  # [b, s, m, d]
+        value = self._heads("value", c.kv_heads)(x)  # attention tags the three as it reads them
+        if c.positions == "rope":
+            positions = jnp.arange(x.shape[1]) if positions is None else positions
+            query, key = (layers.rope(t, positions, c.rope_theta) for t in (query, key))
+        match c.attention:
+            case "dot":
+                out = attention.dot(query, key, value, dropout_key, c.dropout)
+            case "blockwise":
+                out = attention.blockwise(query, key, value, c.attention_block)
+            case "cudnn":
+                out = attention.cudnn(query, key, value)
+        return tag(self._residual("attn_proj", (c.heads, c.head_dim))(out), "attn_proj")
+
+    def _mlp(self, x):
+        c = self.config
+        x = tag(Norm(c, name="mlp_norm")(x), "mlp_norm")
+        wide = lambda name: tag(self._projection(name, (c.hidden,), (c.mlp_hidden,), c.bias)(x), name)  # [b, s, f]
+        act = layers.swiglu(wide("mlp_gate"), wide("mlp_up")) if c.mlp == "swiglu" else layers.gelu(wide("mlp_up"))
+        return tag(self._residual("mlp_out", (c.mlp_hidden,))(tag(act, "mlp_act")), "mlp_out")
+
+    def _heads(self, name, heads):
+        c = self.config
+        return self._projection(name, (c.hidden,), (heads, c.head_dim), c.bias or c.qkv_bias)
+
+    def _residual(self, name, inputs):
+        c = self.config
+        return self._projection(name, inputs, (c.hidden,), c.bias, _INIT_STD / (2 * c.num_layers) ** 0.5)
+
+    def _projection(self, name, inputs, outputs, use_bias, std=_INIT_STD):
+        return Projection(inputs, outputs, use_bias, self.config.param_dtype, std, name=name)
+
+
+class Carry(NamedTuple):
+    """What a layer hands to the next where another executor runs the stack; only ``x`` has a gradient.
+
+    ``x``: [b, s, h]. ``layer``: int32, the index of the layer that reads the carry. ``key``: the stack's dropout key or
+    None. ``positions``: int [s].
+    """
+
+    x: jax.Array
+    layer: jax.Array
+    key: jax.Array | None
+    positions: jax.Array
+
+
+def _as_it_is(block: type[Block]) -> type[Block]:
+    return block
+
+
+def block_apply(
+    config: TransformerConfig, remat: Callable[[type[Block]], type[Block]] = _as_it_is
+) -> Callable[[Params, Carry], Carry]:
+    """One layer as a pure function ``(layer_parameters, carry) -> carry``, for an executor of one's own.
+
+    With the parameters of layer i and a carry whose ``layer`` is i it computes what layer i of ``Transformer`` does,
+    with the same dropout masks.
+
+    Args:
+        config: the model's.
+        remat: as ``Transformer``'s.
+
+    Returns:
+        A function of one layer's slice of ``params["blocks"]`` and a ``Carry``.
+    """
+    block = remat(Block)(config)
+
+    def apply(layer_parameters: Params, carry: Carry) -> Carry:
+        key = layer_key(carry.key, carry.layer)
+        x: Any = block.apply({"params": layer_parameters}, carry.x, key, carry.positions)
+        return carry._replace(x=x, layer=carry.layer + 1)
+
+    return apply
+
+
+def layer_key(key: jax.Array | None, layer: jax.Array | int) -> jax.Array | None:
+    """The dropout key of one layer: the same whoever runs the stack, so one seed gives one set of masks."""
+    return None if key is None else jax.random.fold_in(key, layer)
+
+
+class Transformer(nn.Module):
+    """The model: embedding, L scanned blocks, norm, head.
+
+    Parameters, float32 by default: ``token_embedding`` [v, h], ``position_embedding`` [max_seq, h] where positions are
+    learned, ``blocks`` (those of one block, each with a leading axis L), ``final_norm``, ``head`` [v, h] unless tied.
+
+    Args:
+        config: sizes and kinds.
+        remat: what is done to the block's class before it is scanned, such as
+            ``lambda block: nn.remat(block, policy=policy, prevent_cse=False)``. The default is nothing, so everything
+            that the backward reads is kept. Groups of layers are a stack executor's job: nested scans copy parameters.
+        stack: runs the layers in place of ``nn.scan``: ``stack(block, stacked_parameters, carry) -> carry`` with
+            ``block`` from ``block_apply`` and ``carry`` a ``Carry`` at layer 0. Initialisation doesn't use it, so
+            parameters are the same.
+
+    >>> from dataclasses import replace
+    >>> from models.config import get
+    >>> model = Transformer(replace(get("tiny"), num_layers=2))
+    >>> tokens = jnp.zeros((1, 8), jnp.int32)
+    >>> params = model.init(jax.random.key(0), tokens)["params"]
+    >>> model.apply({"params": params}, tokens).shape
+    (1, 8, 256)
+    """
+
+    config: TransformerConfig
+    remat: Callable[[type[Block]], type[Block]] = _as_it_is
+    stack: Callable[[Callable[[Params, Carry], Carry], Params, Carry], Carry] | None = None
+
+    def setup(self) -> None:
+        c = self.config
+        table = lambda name, rows: self.param(name, nn.initializers.normal(_INIT_STD), (rows, c.hidden), c.param_dtype)
+        self.token_embedding = table("token_embedding", c.vocab_size)
+        if c.positions == "learned":
+            self.position_embedding = table("position_embedding", c.max_seq)
+        self.blocks = self.remat(Block)(c)
+        self.final_norm = Norm(c)
+        if not c.tied_embeddings:
+            self.head = table("head", c.vocab_size)
+
+    def __call__(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Logits of every next token.
+
+        Args:
+            tokens: int [b, s], s at most ``max_seq``; one outside the vocabulary gives NaN.
+            key: the step's dropout key, or None for no dropout (evaluation).
+
+        Returns:
+            [b, s, v], the compute dtype.
+
+        Raises:
+            ValueError: a sequence longer than ``max_seq``.
+        """
+        x = self.hidden(tokens, key)
+        return lax.dot_general(x, self._head().astype(x.dtype), (((2,), (1,)), ((), ())))
+
+    def losses(
+        self, tokens: jax.Array, targets: jax.Array, key: jax.Array | None = None, chunk: int | None = None
+    ) -> jax.Array:
+        """Cross-entropy of each target, in nats, float32 [b, s].
+
+        Args:
+            tokens, targets: int [b, s].
+            key: as in ``__call__``.
+            chunk: positions whose logits are alive at a time (see ``loss.linear_cross_entropy``); None keeps them all.
+        """
+        if chunk is None:
+            return loss.cross_entropy(self(tokens, key), targets)
+        return loss.linear_cross_entropy(self.hidden(tokens, key), self._head(), targets, chunk)
+
+    def hidden(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """What the head reads: the stack's output, normed, [b, s, h]."""
+        c, (_, s) = self.config, tokens.shape
+        if s > c.max_seq:
+            raise ValueError(f"tokens: expected at most max_seq={c.max_seq} positions, got {s}")
+        x = self._embed(tokens, layer_key(key, c.num_layers))  # the index after the last layer's
+        positions = jnp.arange(s)
+        if self.stack is None or self.is_initializing():
+            x = self._scan(x, key, positions)
+        else:
+            carry = Carry(x, jnp.int32(0), key, positions)
+            x = self.stack(block_apply(c, self.remat), self.variables["params"]["blocks"], carry).x
+        return self.final_norm(x)
+
+    def _embed(self, tokens, key):
+        c = self.config
+        x = self.token_embedding.at[tokens].get(mode="fill", fill_value=jnp.nan).astype(c.compute_dtype)
+        if c.positions == "learned":
+            x += self.position_embedding[: tokens.shape[1]].astype(c.compute_dtype)
+        return _dropped(x, key, c.dropout)
+
+    def _scan(self, x, key, positions):
+        layer = lambda block, x, i, key, positions: (block(x, layer_key(key, i), positions), None)
+        scan = nn.scan(
+            layer,
+            variable_axes={"params": 0, "intermediates": 0},
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast, nn.broadcast),
+            length=self.config.num_layers,
+        )
+        return scan(self.blocks, x, jnp.arange(self.config.num_layers), key, positions)[0]
+
+    def _head(self):
+        return self.token_embedding if self.config.tied_embeddings else self.head
+
+
+def init_params(config: TransformerConfig, key: jax.Array) -> Params:
+    """Fresh parameters: the same for every kind of attention, remat and stack, on a machine with a GPU or without.
+
+    Args:
+        config: sizes, norms, biases, positions and ``param_dtype``.
+        key: a JAX random key.
+
+    Returns:
+        ``Transformer``'s tree of parameters, ``config.num_params()`` values in all.
+
+    >>> from models.config import get
+    >>> params = init_params(get("tiny"), jax.random.key(0))
+    >>> params["blocks"]["query"]["kernel"].shape
+    (6, 128, 4, 32)
+    """
+    model = Transformer(replace(config, attention="dot"))
+    return jax.jit(model.init)(key, jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def mean_loss(
+    model: Transformer,
+    params: Params,
+    tokens: jax.Array,
+    targets: jax.Array,
+    key: jax.Array | None = None,
+    chunk: int | None = None,
+) -> jax.Array:
+    """The training loss: mean cross-entropy of the targets, float32 scalar, in nats.
+
+    Args:
+        model: a ``Transformer``.
+        params: its parameters.
+        tokens, targets: int [b, s]; ``targets[:, i]`` follows ``tokens[:, i]``.
+        key: the step's dropout key; None in evaluation.
+        chunk: positions whose logits are alive at a time; None keeps all logits.
+    """
+    losses: Any = model.apply({"params": params}, tokens, targets, key, chunk, method="losses")  # [b, s]
+    return losses.mean()
+
+
+def _dropped(x, key, rate):
+    return x if key is None or rate == 0 else layers.dropout(x, key, rate)
