@@ -72,6 +72,8 @@ def identifier(name: str) -> str:
     """
     if not isinstance(name, str) or not name or not set(name) <= _SPELLABLE:
         raise ValueError(f"name: expected an identifier (letters, digits, _ . /), got {name!r}")
+    if name.startswith("jremat."):
+        raise ValueError(f"name: 'jremat.' is the head of jremat's own marks, got {name!r}")
     return name
 
 

@@ -49,10 +49,14 @@ class Policy:
     label: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        names = _canonical(self.names, key=lambda name: name)
-        object.__setattr__(self, "names", tuple((identifier(n), d) for n, d in names if d is not self.default))
+        # A rule that says what the default says is idle, unless it exempts values from another rule: a family from a
+        # weaker one that it overlaps, a name from any by family.
         families = _canonical(self.families, key=lambda family: family.name)
-        object.__setattr__(self, "families", tuple((f, d) for f, d in families if d is not self.default))
+        idle = () if any(stronger(d, self.default) is not d for _, d in families) else (self.default,)
+        object.__setattr__(self, "families", tuple((f, d) for f, d in families if d not in idle))
+        names = _canonical(self.names, key=lambda name: name)
+        idle = () if self.families else (self.default,)
+        object.__setattr__(self, "names", tuple((identifier(n), d) for n, d in names if d not in idle))
         object.__setattr__(self, "values", _canonical(self.values, key=lambda value: value))
         object.__setattr__(self, "optional", frozenset(self.optional) & {n for n, _ in self.names})
 
@@ -115,6 +119,9 @@ class Policy:
 
         >>> Policy.save("a", "b").all_but("b")
         policies.get('save:a')
+        >>> from jremat.policy.ops import MATMUL
+        >>> Policy.ops(MATMUL).all_but("attn_scores")
+        policies.get('ops:matmul;but:attn_scores')
         """
         return replace(self, names=(*self._without(names), *((n, RECOMPUTE) for n in names)), label=None)
 
@@ -215,10 +222,15 @@ class Policy:
     def strict_only(self) -> bool:
         """Whether JAX's plain policy protocol can't express it, so that ``jremat.checkpoint`` is needed.
 
-        JAX asks about one operation at a time. Where a tagged value is to be left out but all else kept, the untagged
+        JAX asks about one operation at a time. Where a tagged value is to be left out of what else is kept, the untagged
         value before the tag would be kept in its place; and a planned value has no name to ask about.
+
+        >>> Policy.but("a").strict_only, Policy.save("a").strict_only
+        (True, False)
         """
-        return bool(self.values) or (self.default is not RECOMPUTE and not self.keeps_everything and bool(self.names))
+        left_out = any(decision is RECOMPUTE for _, decision in self.names)
+        moved = self.default is not RECOMPUTE and bool(self.names)
+        return bool(self.values) or moved or left_out
 
     def decide(self, *, names: Iterable[str] = (), families: Iterable[str] = (), value: str | None = None) -> Decision:
         """The fate of one value.

@@ -1,0 +1,147 @@
+"""FLOPs of a whole gradient computation, read from its program: model, recompute, and a kernel's own rerun."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jremat.graph.arguments import take_apart
+from jremat.graph.arithmetic import FUSED_RERUN, is_square, matmul_flops, other_flops
+from jremat.graph.trace import capture, inner_jaxprs, live, opened, scopes
+
+RERUN_SCOPE = "kernel_rerun"
+"""The ``jax.named_scope`` under which a fused kernel's backward does part of its forward again (flash attention)."""
+
+REMAT_SCOPE = "rematted_computation"
+"""The scope under which JAX's remat, and our chain, recompute."""
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """FLOPs of one kind.
+
+    Args:
+        model: needed once: forward and backward.
+        recompute: done again by remat.
+        rerun: done again inside a fused kernel's backward; in HFU but no policy's doing.
+    """
+
+    model: int = 0
+    recompute: int = 0
+    rerun: int = 0
+
+    @property
+    def total(self) -> int:
+        """All that the program does."""
+        return self.model + self.recompute + self.rerun
+
+    def __add__(self, other: "FlopCount") -> "FlopCount":
+        return FlopCount(self.model + other.model, self.recompute + other.recompute, self.rerun + other.rerun)
+
+    def __mul__(self, times: int) -> "FlopCount":
+        return FlopCount(self.model * times, self.recompute * times, self.rerun * times)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """What a gradient computation costs, exactly, scan lengths multiplied.
+
+    Args:
+        matmul: FLOPs of matmuls, convolutions and fused attention.
+        other: FLOPs of the rest, by the convention above.
+        square: the part of ``matmul`` in attention's batched matmuls between two axes of one length (materialised
+            scores): the ``full`` convention counts all of it, the causal ``half`` convention half.
+        count: the matmuls and convolutions themselves, not their FLOPs.
+    """
+
+    matmul: FlopCount = FlopCount()
+    other: FlopCount = FlopCount()
+    square: FlopCount = FlopCount()
+    count: FlopCount = FlopCount()
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(
+            self.matmul + other.matmul, self.other + other.other, self.square + other.square, self.count + other.count
+        )
+
+    def __mul__(self, times: int) -> "Flops":
+        return Flops(self.matmul * times, self.other * times, self.square * times, self.count * times)
+
+    @property
+    def model(self) -> int:
+        """Model matmul FLOPs, causal attention counted whole (PaLM, nanoGPT, torchtitan)."""
+        return self.matmul.model
+
+    @property
+    def model_half(self) -> int:
+        """Model matmul FLOPs, materialised causal attention counted by half (Megatron, MaxText since July 2025)."""
+        return self.matmul.model - self.square.model // 2
+
+    @property
+    def recompute(self) -> int:
+        """Matmul FLOPs done again by remat."""
+        return self.matmul.recompute
+
+    @property
+    def total(self) -> int:
+        """Matmul FLOPs that the program does, a fused kernel's own rerun included: what HFU counts."""
+        return self.matmul.total
+
+
+def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
+    """What a gradient computation costs: FLOPs needed, done again by remat, and done in all.
+
+    Counted on live code: what no output needs is not counted. What remat does again is told by the scope under which
+    JAX puts it. A ``while`` counts by its trip count where the program tells it, else once; of a ``cond``'s branches
+    the dearest counts.
+
+    Args:
+        f: a gradient computation, e.g. ``jax.grad(loss)``; policies are in the function.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees.
+
+    Returns:
+        ``.model``, ``.model_half``, ``.recompute``, ``.total`` in matmul FLOPs, and each kind apart.
+
+    >>> import jax, jax.numpy as jnp
+    >>> x, w = jnp.ones((8, 4)), jnp.ones((4, 4))
+    >>> f = lambda x, w: (jnp.sin(x @ w) @ w).sum()
+    >>> [flops(jax.grad(g, (0, 1)), x, w).recompute for g in (f, jax.checkpoint(f))]
+    [0, 256]
+    """
+    program = capture(take_apart(f, args, kwargs))
+    return _count(live(program.jaxpr), _MODEL)
+
+
+_MODEL, _RECOMPUTE, _RERUN = "model", "recompute", "rerun"
+
+
+def _count(jaxpr: Any, kind: str) -> Flops:
+    total = Flops()
+    for eqn in opened(jaxpr).eqns:
+        own = _kind(eqn, kind)
+        parts = [_count(inner, own) * times for inner, times in inner_jaxprs(eqn)]
+        if parts:
+            branches = eqn.primitive.name == "cond"
+            total += max(parts, key=lambda part: part.total) if branches else sum(parts[1:], parts[0])
+        else:
+            total += _equation(eqn, own)
+    return total
+
+
+def _kind(eqn: Any, outer: str) -> str:
+    around = scopes(eqn)
+    if outer == _RECOMPUTE or REMAT_SCOPE in around:
+        return _RECOMPUTE
+    return _RERUN if outer == _RERUN or RERUN_SCOPE in around else _MODEL
+
+
+def _equation(eqn: Any, kind: str) -> Flops:
+    name, inputs, outputs = eqn.primitive.name, [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+    matmul = matmul_flops(name, eqn.params, inputs, outputs)
+    if not matmul:
+        return Flops(other=FlopCount(**{kind: other_flops(name, inputs, outputs)}))
+    again, of = FUSED_RERUN.get(name, (0, 1))
+    count = FlopCount(**{kind: matmul})
+    if again and kind == _MODEL:
+        count = FlopCount(model=matmul * (of - again) // of, rerun=matmul * again // of)
+    square = count if is_square(name, eqn.params, inputs) else FlopCount()
+    return Flops(matmul=count, square=square, count=FlopCount(**{kind: 1}))

@@ -1,0 +1,132 @@
+"""The flat graph of a function: its values and the operations that make them."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Value:
+    """One array that a function takes, makes or returns.
+
+    Args:
+        id: stable within equal graphs: ``"17"`` the output of op 17, ``"17:1"`` its second output, ``"17/3"`` the
+            output of op 3 inside op 17; inputs are ``"in0"``, constants ``"const0"``.
+        shape: of one copy.
+        dtype: its NumPy name.
+        nbytes: of one copy.
+        name: the user's tag, or None; a value that a tag reads bears that name too.
+        family: of the operation that made it (``jremat.policy.ops``); ``input`` and ``constant`` for those.
+        primitive: that made it, or ``input``, ``constant``.
+        source: the user's line, ``file.py:12 (function)``, or an input's path.
+        repeats: how often it is made in one call: the product of the scan lengths around it.
+        flops: of the operation that made it, in one run.
+    """
+
+    id: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    name: str | None = None
+    family: str = "input"
+    primitive: str = "input"
+    source: str = ""
+    repeats: int = 1
+    flops: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all its copies."""
+        return self.nbytes * self.repeats
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of a graph.
+
+    Args:
+        id: its place, as in ``Value.id``.
+        primitive: JAX's name of it.
+        families: of ``jremat.policy.ops``, every one that it belongs to.
+        inputs: ids of the values that it reads; literals are left out.
+        outputs: ids of the values that it makes.
+        matmul_flops: of its matmuls and convolutions in one run, inner graphs included.
+        other_flops: of the rest.
+        repeats: how often it runs in one call of the whole function.
+        inner: the graphs that it holds: a scan's body, a cond's branches, a kernel's inside.
+        source: the user's line.
+        opaque: its inside can be seen but not changed: only the user's own tags in it can be kept.
+    """
+
+    id: str
+    primitive: str
+    families: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    matmul_flops: int = 0
+    other_flops: int = 0
+    repeats: int = 1
+    inner: tuple["Graph", ...] = ()
+    source: str = ""
+    opaque: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A function as values and operations, calls entered, loops and custom rules kept whole with their inside.
+
+    Args:
+        values: every value by id, inputs and constants first, then in the order in which they are made.
+        ops: in program order.
+        inputs, constants, outputs: ids; an output that is a literal is left out.
+        program: the jaxpr that it was read from, for those who run it; not compared, not printed.
+    """
+
+    values: dict[str, Value]
+    ops: tuple[Op, ...]
+    inputs: tuple[str, ...]
+    constants: tuple[str, ...]
+    outputs: tuple[str, ...]
+    program: Any = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that are equal for equal graphs: primitives, shapes, dtypes and who reads whom."""
+        text = ";".join(
+            f"{op.id} {op.primitive} {' '.join(op.inputs)} -> "
+            + " ".join(f"{o}{self.values[o].dtype}{self.values[o].shape}" for o in op.outputs)
+            + "".join(graph.fingerprint for graph in op.inner)
+            for op in self.ops
+        )
+        heads = " ".join(f"{self.values[i].dtype}{self.values[i].shape}" for i in self.inputs)
+        return hashlib.sha256(f"{heads};{text}".encode()).hexdigest()[:16]
+
+    @property
+    def matmul_flops(self) -> int:
+        """Of one run of this graph."""
+        return sum(op.matmul_flops for op in self.ops)
+
+    @property
+    def other_flops(self) -> int:
+        """Of one run of this graph: everything but matmuls and convolutions."""
+        return sum(op.other_flops for op in self.ops)
+
+    def walk(self) -> Iterator[tuple[Op, Value]]:
+        """Every value that an operation makes, inner graphs included, with the operation."""
+        for op in self.ops:
+            for value in op.outputs:
+                yield op, self.values[value]
+            for graph in op.inner:
+                yield from graph.walk()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Every tag in it, sorted."""
+        return tuple(sorted({value.name for _, value in self.walk() if value.name}))
+
+    @cached_property
+    def families(self) -> tuple[str, ...]:
+        """Every op family in it, sorted."""
+        return tuple(sorted({value.family for _, value in self.walk()}))

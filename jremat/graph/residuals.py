@@ -1,0 +1,192 @@
+"""What a function keeps for its backward pass, read from the program that JAX makes of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.evaluate import MARK
+from jremat.graph.trace import CALLS, aval_bytes, capture, inner_jaxprs, opened, user_line
+from jremat.policy.decision import OFFLOAD, SAVE, Decision
+from jremat.policy.ops import family_of, tagged_name
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One value that is alive between the forward and the backward pass.
+
+    Args:
+        name: the user's tag, or None.
+        shape: of one copy.
+        dtype: its NumPy name.
+        copies: how many are alive: the product of the scan lengths around it.
+        bytes: of all copies.
+        kind: ``kept``: made by the function; ``input``: an argument, alive anyway; ``constant``: closed over.
+        decision: SAVE in device memory, OFFLOAD in host memory.
+        family, primitive: of the operation that made it.
+        source: the user's line, ``file.py:12 (function)``, or the argument's path.
+        mark: the name under which it is kept, where a strict policy put one on it.
+    """
+
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    copies: int
+    bytes: int
+    kind: str
+    decision: Decision
+    family: str
+    primitive: str
+    source: str
+    mark: str | None = None
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Everything that a function keeps for its backward pass; iterates over its rows.
+
+    ``total_bytes`` counts what the function made and kept, on device and host; arguments and constants, which are alive
+    anyway, stand apart in ``input_bytes``.
+    """
+
+    rows: tuple[Residual, ...]
+
+    def __iter__(self) -> Iterator[Residual]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def kept(self) -> tuple[Residual, ...]:
+        """The rows that the function made."""
+        return tuple(row for row in self.rows if row.kind == "kept")
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes made and kept, on device and host."""
+        return sum(row.bytes for row in self.kept)
+
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory."""
+        return sum(row.bytes for row in self.kept if row.decision is OFFLOAD)
+
+    @property
+    def device_bytes(self) -> int:
+        """Those in device memory."""
+        return self.total_bytes - self.host_bytes
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of arguments and constants that the backward pass reads too."""
+        return sum(row.bytes for row in self.rows if row.kind != "kept")
+
+    def __str__(self) -> str:
+        lines = [
+            f"{row.bytes:>14,}  {row.dtype}{list(row.shape)}{f' x{row.copies}' if row.copies > 1 else ''}"
+            f"  {row.name or row.primitive}  {row.source}{'  on the host' if row.decision is OFFLOAD else ''}"
+            for row in sorted(self.kept, key=lambda row: -row.bytes)
+        ]
+        return "\n".join([*lines, f"{self.total_bytes:>14,}  bytes kept in {len(self.kept)} values"])
+
+
+def read_residuals(arguments: Arguments) -> Residuals:
+    """The residuals of a call, differentiated by every floating-point array among its arguments.
+
+    Exact: read from the outputs of ``jax.vjp``'s own program, as JAX's own listing is, with tags and source lines found
+    inside loops too.
+    """
+    active = [k for k, leaf in enumerate(arguments.arrays) if jnp.issubdtype(_dtype(leaf), jnp.inexact)]
+
+    def kept(*arrays: Any) -> list[Any]:
+        def of_active(*chosen: Any) -> Any:
+            given = dict(zip(active, chosen))
+            return arguments.call(*(given.get(k, array) for k, array in enumerate(arrays)))
+
+        return jax.tree.leaves(jax.vjp(of_active, *(arrays[k] for k in active))[1])
+
+    jaxpr = capture(take_apart(kept, arguments.arrays, {})).jaxpr
+    found = [_origin(jaxpr, var) for var in jaxpr.outvars if not isinstance(var, core.Literal)]
+    by_value = {origin.key: origin for origin in found}  # two outputs that are one value are kept once
+    return Residuals(tuple(_row(origin, arguments.array_paths) for origin in by_value.values()))
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a variable of a program was made, looked for through calls, loops and tags."""
+
+    key: Any  # the variable at the top level that holds it: equal for equal values
+    aval: Any  # of one copy
+    copies: int = 1
+    tag: str | None = None
+    mark: str | None = None
+    eqn: Any = None
+    place: int | None = None  # of the input that it is
+    decision: Decision = SAVE
+    constant: bool = False
+
+
+def _origin(jaxpr: Any, var: Any) -> _Origin:
+    if var in jaxpr.invars:
+        return _Origin(var, var.aval, place=jaxpr.invars.index(var))
+    eqn = next((e for e in jaxpr.eqns if var in e.outvars), None)
+    if eqn is None:
+        return _Origin(var, var.aval, constant=True)
+    name, k = eqn.primitive.name, eqn.outvars.index(var)
+    if name == "reduce_precision" and not isinstance(eqn.invars[0], core.Literal):
+        return _origin(jaxpr, eqn.invars[0])  # remat rounds what it keeps; the value is the one before
+    if name == "device_put":
+        origin = _origin(jaxpr, eqn.invars[0])
+        return replace(origin, key=var, decision=OFFLOAD) if _to_host(eqn) else origin
+    tag = tagged_name(eqn.primitive, eqn.params)
+    if tag is not None:
+        given = eqn.invars[0]
+        made = _Origin(var, var.aval) if isinstance(given, core.Literal) else _origin(jaxpr, given)
+        if tag.startswith(MARK):
+            return replace(made, key=var, mark=tag, eqn=made.eqn or eqn, place=None, constant=False)
+        return _Origin(var, var.aval, tag=tag, mark=tag, eqn=made.eqn or eqn)
+    if name in CALLS or name == "scan":
+        inner = opened(inner_jaxprs(eqn)[0][0])
+        if not isinstance(inner.outvars[k], core.Literal):
+            origin = _origin(inner, inner.outvars[k])
+            if origin.place is not None and name in CALLS:
+                given = eqn.invars[origin.place]
+                return _Origin(var, var.aval, eqn=eqn) if isinstance(given, core.Literal) else _origin(jaxpr, given)
+            stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
+            copies = origin.copies * (eqn.params["length"] if stacked else 1)
+            return replace(origin, key=var, copies=copies, eqn=origin.eqn or eqn, place=None, constant=False)
+    readers = (tagged_name(e.primitive, e.params) for e in jaxpr.eqns if var in e.invars)
+    tag = next((name for name in readers if name and not name.startswith(MARK)), None)
+    return _Origin(var, var.aval, tag=tag, eqn=eqn)
+
+
+def _to_host(eqn: Any) -> bool:
+    return any("host" in str(getattr(device, "memory_kind", device)).lower() for device in eqn.params["devices"])
+
+
+def _row(origin: _Origin, paths: tuple[str, ...]) -> Residual:
+    facts = {
+        "name": origin.tag,
+        "shape": tuple(origin.aval.shape),
+        "dtype": str(origin.aval.dtype),
+        "copies": origin.copies,
+        "bytes": aval_bytes(origin.aval) * origin.copies,
+        "decision": origin.decision,
+        "mark": origin.mark,
+    }
+    if origin.place is not None:
+        return Residual(kind="input", family="input", primitive="input", source=paths[origin.place], **facts)
+    if origin.constant:
+        return Residual(kind="constant", family="constant", primitive="constant", source="closed over", **facts)
+    primitive = origin.eqn.primitive.name
+    family = family_of(primitive, origin.eqn.params) if primitive != "name" else "other"
+    return Residual(kind="kept", family=family, primitive=primitive, source=user_line(origin.eqn), **facts)

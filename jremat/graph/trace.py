@@ -1,0 +1,287 @@
+"""A function as a graph. All that jremat needs of JAX's private modules stands here and nowhere else."""
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+from jax._src.interpreters import partial_eval
+from jax.extend import core
+
+from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.arithmetic import matmul_flops, other_flops
+from jremat.graph.graph import Graph, Op, Value
+from jremat.policy.ops import FAMILIES, Family, tagged_name
+
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+"""Primitives that only call a jaxpr: entered as if they were not there."""
+
+REWRITABLE = frozenset({"scan", "cond"})
+"""Primitives whose inside a policy can decide value by value; all others that hold a jaxpr are opaque."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced call: its jaxpr and how its results are packed.
+
+    Args:
+        jaxpr: flat, open; its inputs are the call's arrays.
+        consts: values that the function closed over, tracers of an outer trace among them.
+        out_tree: of the result.
+        paths: of the arrays, e.g. ``argument 0['w']``.
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    out_tree: Any
+    paths: tuple[str, ...]
+
+
+def capture(arguments: Arguments) -> Program:
+    """Trace a call once; JAX itself remembers the trace by the function and the shapes."""
+    if all(arguments.traced):  # trace the user's own function, so that the trace is found again
+        args, kwargs = jax.tree.unflatten(arguments.tree, arguments.leaves)
+        closed, out = jax.make_jaxpr(arguments.f, return_shape=True)(*args, **kwargs)
+    else:
+        closed, out = jax.make_jaxpr(arguments.call, return_shape=True)(*arguments.arrays)
+    return Program(closed.jaxpr, tuple(closed.consts), jax.tree.structure(out), arguments.array_paths)
+
+
+def trace(f: Callable[..., Any], *args: Any, families: Sequence[Family] = FAMILIES, **kwargs: Any) -> Graph:
+    """What a function computes, as a flat graph of values and operations.
+
+    Calls (``jit``) are entered; loops, branches and custom derivative rules are kept whole, with their inside as graphs
+    of their own. Nothing is run.
+
+    Args:
+        f: any traceable function.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct`` of any shape and dtype, in pytrees; what is no array is fixed.
+        families: by which operations are classified, first match first.
+
+    Returns:
+        The graph; each value has shape, dtype, bytes, FLOPs, op family, tag, source line and how often it is made.
+
+    >>> import jax.numpy as jnp
+    >>> graph = trace(lambda x, w: jnp.tanh(x @ w), jnp.ones((2, 3)), jnp.ones((3, 5)))
+    >>> [(op.primitive, *op.families, op.matmul_flops) for op in graph.ops]
+    [('dot_general', 'weight_matmul', 60), ('tanh', 'pointwise', 0)]
+    """
+    return graph_of(capture(take_apart(f, args, kwargs)), tuple(families))
+
+
+def graph_of(program: Program, families: tuple[Family, ...] = FAMILIES) -> Graph:
+    """The graph of a traced function."""
+    return _Reader(families).read(program.jaxpr, prefix="", repeats=1, in_paths=program.paths, program=program)
+
+
+def inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
+    """The jaxprs that an equation holds, each with how often one run of the equation runs it.
+
+    A ``while`` whose trip count can't be read from its program counts once.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "while":
+        trips = trip_count(eqn) or 1
+        return [(params["cond_jaxpr"], trips + 1), (params["body_jaxpr"], trips)]
+    times = 1
+    if name == "scan":
+        times = params["length"]
+    elif name == "shard_map":
+        times = math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+    elif name == "pallas_call":
+        grid = params["grid_mapping"].grid
+        times = math.prod(n for n in grid if isinstance(n, int))
+    return [(jaxpr, times) for jaxpr in _jaxprs_in(params)]
+
+
+def _jaxprs_in(params: Mapping[str, Any]) -> list[Any]:
+    found = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.Jaxpr | core.ClosedJaxpr):
+                found.append(item)
+            elif type(item).__module__.startswith("jax.") and isinstance(
+                getattr(item, "jaxpr", None), core.Jaxpr | core.ClosedJaxpr
+            ):
+                found.append(item.jaxpr)  # a high-level primitive object that holds its program
+    return found
+
+
+def opened(jaxpr: Any) -> Any:
+    """The open jaxpr of an open or a closed one."""
+    return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+
+
+def trip_count(eqn: Any) -> int | None:
+    """How often a ``while`` runs, where its program says so: an integer that starts at a literal, goes up by one and is
+    compared with a literal; None for any other loop."""
+    params = eqn.params
+    cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
+    tests = [e for e in cond.eqns if e.outvars[0] is cond.outvars[0]]
+    if len(tests) != 1 or tests[0].primitive.name != "lt":
+        return None
+    counter, bound = tests[0].invars
+    if counter not in cond.invars[params["cond_nconsts"] :] or not isinstance(bound, core.Literal):
+        return None
+    k = cond.invars.index(counter) - params["cond_nconsts"]
+    start = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] + k]
+    after = next((e for e in body.eqns if e.outvars[0] is body.outvars[k]), None)
+    if not isinstance(start, core.Literal) or after is None or after.primitive.name != "add":
+        return None
+    steps = [v.val for v in after.invars if isinstance(v, core.Literal)]
+    if body.invars[params["body_nconsts"] + k] not in after.invars or [int(s) for s in steps] != [1]:
+        return None
+    return max(int(bound.val) - int(start.val), 0)
+
+
+class _Reader:
+    """Reads jaxprs into graphs; op ids count every equation that is no call, in program order."""
+
+    def __init__(self, families: tuple[Family, ...]):
+        self.families = families
+
+    def read(
+        self, jaxpr: Any, *, prefix: str, repeats: int, in_paths: Sequence[str] = (), program: Any = None
+    ) -> Graph:
+        jaxpr = opened(jaxpr)
+        values: dict[str, Value] = {}
+        env: dict[Any, str] = {}
+        for k, var in enumerate(jaxpr.invars):
+            source = in_paths[k] if k < len(in_paths) else ""
+            value = _value(f"{prefix}in{k}", var.aval, repeats=repeats, source=source)
+            values[value.id], env[var] = value, value.id
+        env |= {var: _constant(values, prefix, var.aval, repeats) for var in jaxpr.constvars}
+        ops: list[Op] = []
+        self._equations(jaxpr, env, values, ops, prefix, repeats)
+        outputs = tuple(env[v] for v in jaxpr.outvars if not isinstance(v, core.Literal))
+        inputs = tuple(env[v] for v in jaxpr.invars)
+        return Graph(values, tuple(ops), inputs, tuple(env[v] for v in jaxpr.constvars), outputs, program)
+
+    def _equations(self, jaxpr, env, values, ops, prefix, repeats) -> None:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in CALLS:
+                inner = opened(_jaxprs_in(eqn.params)[0])
+
+                def outside(v: Any) -> str:  # a literal has no value of its own; one is made where a call needs it
+                    return _constant(values, prefix, v.aval, repeats) if isinstance(v, core.Literal) else env[v]
+
+                scope = {var: _constant(values, prefix, var.aval, repeats) for var in inner.constvars}
+                scope |= {var: outside(given) for var, given in zip(inner.invars, eqn.invars)}
+                self._equations(inner, scope, values, ops, prefix, repeats)
+                for out, made in zip(eqn.outvars, inner.outvars):
+                    literal = isinstance(made, core.Literal)
+                    env[out] = _constant(values, prefix, made.aval, repeats) if literal else scope[made]
+                continue
+            ops.append(self._op(eqn, env, values, f"{prefix}{len(ops)}", repeats))
+
+    def _op(self, eqn, env, values, op_id, repeats) -> Op:
+        name, avals = eqn.primitive.name, [v.aval for v in eqn.invars]
+        made = [v.aval for v in eqn.outvars]
+        tag = tagged_name(eqn.primitive, eqn.params)
+        families = tuple(f.name for f in self.families if f.matches("name" if tag else name, _facts(eqn, tag)))
+        family = families[0] if families else "other"
+        inputs = tuple(env[v] for v in eqn.invars if not isinstance(v, core.Literal))
+        if tag is not None:  # a tag is not an operation: what it names was made before
+            family = family if family != "other" else values[inputs[0]].family if inputs else "constant"
+            for i in inputs:
+                values[i] = replace(values[i], name=values[i].name or tag)
+        jaxprs = inner_jaxprs(eqn)
+        inner = tuple(
+            self.read(j, prefix=f"{op_id}/{f'{k}.' if len(jaxprs) > 1 else ''}", repeats=repeats * times)
+            for k, (j, times) in enumerate(jaxprs)
+        )
+        matmul, other = matmul_flops(name, eqn.params, avals, made), other_flops(name, avals, made)
+        if inner:
+            # Of several branches one runs: charge the dearest. A while's condition and body both run.
+            combine = max if name == "cond" else sum
+            matmul += combine(g.matmul_flops * times for g, (_, times) in zip(inner, jaxprs))
+            other += combine(g.other_flops * times for g, (_, times) in zip(inner, jaxprs))
+        source = user_line(eqn)
+        outputs = tuple(op_id if k == 0 else f"{op_id}:{k}" for k in range(len(made)))
+        for out, var in zip(outputs, eqn.outvars):
+            facts = {"name": tag, "family": family, "primitive": name, "flops": matmul + other}
+            values[out] = _value(out, var.aval, repeats=repeats, source=source, **facts)
+            env[var] = out
+        opaque = bool(inner) and name not in REWRITABLE
+        return Op(op_id, name, families, inputs, outputs, matmul, other, repeats, inner, source, opaque)
+
+
+def _facts(eqn: Any, tag: str | None) -> Mapping[str, Any]:
+    return eqn.params if tag is None else {"name": tag}
+
+
+def _constant(values: dict[str, Value], prefix: str, aval: Any, repeats: int) -> str:
+    key = f"{prefix}const{len(values)}"
+    values[key] = _value(key, aval, repeats=repeats, family="constant", primitive="constant")
+    return key
+
+
+def _value(key: str, aval: Any, **fields: Any) -> Value:
+    shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
+    return Value(key, shape, str(dtype), aval_bytes(aval), **fields)
+
+
+def aval_bytes(aval: Any) -> int:
+    """Bytes of an array described by an aval; PRNG keys count as their bits, tokens and refs as nothing."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None:
+        return 0
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        bits = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, dtype))
+        return math.prod(bits.shape) * bits.dtype.itemsize
+    return math.prod(aval.shape) * dtype.itemsize
+
+
+# Frames of these packages are never the user's line.
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("flax", "chex", "jax", "optax"))
+
+
+def user_line(eqn: Any) -> str:
+    """The user's line that an equation comes from: ``file.py:12 (function)``."""
+    return _line_of(eqn.source_info.traceback)
+
+
+@functools.lru_cache(maxsize=4096)
+def _line_of(traceback: Any) -> str:
+    frames = [
+        frame
+        for frame in source_info_util.user_frames(traceback)
+        if not frame.file_name.startswith(_OURS) and not any(part in frame.file_name for part in _LIBRARIES)
+    ]
+    if not frames:
+        return ""
+    return f"{Path(frames[0].file_name).name}:{frames[0].start_line} ({frames[0].function_name.rpartition('.')[2]})"
+
+
+def scopes(eqn: Any) -> str:
+    """The name scopes around an equation, as one string."""
+    return str(eqn.source_info.name_stack)
+
+
+@contextlib.contextmanager
+def as_written(eqn: Any) -> Iterator[None]:
+    """Bind inside this as if the equation's own line were running: its source line, name scopes and JAX context."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def bind(eqn: Any, inputs: Sequence[Any], **changes: Any) -> list[Any]:
+    """Run one equation on ``inputs``, some of its parameters changed."""
+    bound = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    subfuns, params = ((), bound) if isinstance(bound, dict) else bound  # a pair in older JAX, a dict since
+    with as_written(eqn):
+        outs = eqn.primitive.bind(*subfuns, *inputs, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def live(jaxpr: Any) -> Any:
+    """The jaxpr without what its outputs and effects don't need, inner jaxprs too."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]

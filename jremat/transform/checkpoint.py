@@ -1,0 +1,150 @@
+"""Remat of a function, held to its word: every value gets its decision, a selector that matches nothing raises."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jremat.graph.arguments import take_apart
+from jremat.graph.evaluate import MARK, evaluate
+from jremat.graph.residuals import Residuals, read_residuals
+from jremat.graph.trace import Program, capture, graph_of
+from jremat.policy.layers import LayerPlan, Request
+from jremat.policy.ops import SELECTABLE
+from jremat.policy.policy import Policy
+from jremat.transform.decide import Decisions, candidates, check, decide
+
+
+def checkpoint(
+    f: Callable[..., Any],
+    policy: Policy,
+    *,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    prevent_cse: bool = True,
+) -> Callable[..., Any]:
+    """``f``, whose gradient keeps just the values that ``policy`` keeps and recomputes the others.
+
+    The function is traced to its graph, each value gets its decision, and a name is put on those to keep: so the policy
+    holds value by value, under every JAX version and under ``jax_remat3``. Matmuls inside a kernel with a derivative of
+    its own (``custom_vjp``) are no matmuls to a policy; its tags are heard.
+
+    Args:
+        f: any traceable function of pytrees.
+        policy: of one block, e.g. ``policies.get("save:attn_out")``.
+        strict: a selector that matches nothing raises; if False, it warns.
+        static_argnames: parameters of ``f`` to hold fixed; strings and functions are held fixed anyway.
+        prevent_cse: as of ``jax.checkpoint``; False is right inside a scan alone.
+
+    Returns:
+        A function like ``f``, under every transformation of JAX.
+
+    Raises:
+        ValueError: at the first call, where a selector matches nothing; at once, for a plan over layers.
+
+    >>> import jax.numpy as jnp
+    >>> from jremat.policy import Policy, tag
+    >>> def f(x, w):
+    ...     return jnp.sin(tag(x @ w, "up")) @ w
+    >>> x, w = jnp.ones((8, 4)), jnp.ones((4, 4))
+    >>> residuals(f, x, w, policy=Policy.save("up")).total_bytes
+    128
+    >>> checkpoint(f, Policy.save("upp"))(x, w)
+    Traceback (most recent call last):
+    ...
+    ValueError: policy: 'save:upp' names 'upp' (did you mean 'up'?), which no value bears; names in this function: up
+
+    Source: the selective recomputation of Chen et al. 2016, arXiv 1604.06174, section 4, decided per value.
+    """
+    _expect_policy(policy)
+    if policy.keeps_everything:
+        return f
+
+    @functools.wraps(f)
+    def rematted(*args: Any, **kwargs: Any) -> Any:
+        arguments = take_apart(f, args, kwargs, static_argnames)
+        program = capture(arguments)
+        decisions = decisions_for(program, policy, strict=strict)
+        outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
+        return jax.tree.unflatten(program.out_tree, outs)
+
+    return rematted
+
+
+def residuals(
+    f: Callable[..., Any],
+    *args: Any,
+    policy: Policy | None = None,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    **kwargs: Any,
+) -> Residuals:
+    """Every value that ``f`` keeps for its backward pass, under ``policy``, or as it is without one.
+
+    Nothing is run. Exact: it is what JAX's own program hands from the forward to the backward pass.
+
+    Args:
+        f: the forward function of a block or a loss.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; differentiated by all that float.
+        policy: of one block; None: what the function already does.
+        strict, static_argnames: as of ``checkpoint``.
+
+    Returns:
+        Rows with name, shape, dtype, copies, bytes, decision and source line; ``.total_bytes``.
+
+    >>> import jax.numpy as jnp
+    >>> print(residuals(lambda x: jnp.sin(jnp.sin(x)), jnp.ones(4)).total_bytes)  # cos x and cos sin x
+    32
+    """
+    if policy is not None:
+        f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames)
+    return read_residuals(take_apart(f, args, kwargs, static_argnames))
+
+
+def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decisions:
+    """What ``policy`` says of a traced function, checked."""
+    families = tuple(dict.fromkeys((*SELECTABLE, *(family for family, _ in policy.families))))
+    graph = graph_of(program, families)
+    check(graph, policy, strict=strict)
+    needed = _needed(program, frozenset(c.mark for c in candidates(graph))) if policy.strict_only else None
+    if policy.values:
+        needed = None  # a plan names its values itself
+    return decide(graph, policy, needed)
+
+
+def _needed(program: Program, marks: frozenset[str]) -> frozenset[str]:
+    """The marks that the backward pass reads where every one may be kept."""
+    everything = Decisions({m.removeprefix(MARK): m for m in marks if m.startswith(MARK)}, marks, frozenset())
+    inputs = [var.aval for var in program.jaxpr.invars]
+    consts = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.constvars]
+    rows = read_residuals(take_apart(_rematted(program, everything, True), (consts, inputs), {}))
+    return frozenset(row.mark for row in rows if row.mark)
+
+
+def _rematted(program: Program, decisions: Decisions, prevent_cse: bool) -> Callable[[Any, Any], list[Any]]:
+    def run(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        return evaluate(program.jaxpr, consts, inputs, decisions.marks)
+
+    return jax.checkpoint(run, policy=_by_name(decisions), prevent_cse=prevent_cse)
+
+
+def _by_name(decisions: Decisions) -> Callable[..., Any]:
+    """JAX's own policies by name: the ones that hold under every version, and under ``jax_remat3``."""
+    if not decisions.saved and not decisions.offloaded:
+        return jax.checkpoint_policies.nothing_saveable
+    if not decisions.offloaded:
+        return jax.checkpoint_policies.save_only_these_names(*decisions.saved)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=sorted(decisions.saved),
+        names_which_can_be_offloaded=sorted(decisions.offloaded),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+def _expect_policy(policy: Any) -> None:
+    if isinstance(policy, LayerPlan | Request):
+        policy()  # says which call takes it
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy: expected a Policy, e.g. policies.get('dots_saveable'), got {policy!r}")

@@ -1,0 +1,131 @@
+"""A policy held against a graph: which of its values are kept, and an error where a selector matches nothing."""
+
+import difflib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jremat.graph.evaluate import MARK
+from jremat.graph.graph import Graph, Op, Value
+from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from jremat.policy.policy import Policy
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a policy says of one graph.
+
+    Args:
+        marks: value id -> the name to put on it, for every value that is kept.
+        saved, offloaded: all names that are kept, on device and on the host; marks, and the user's own tags inside
+            kernels, which can't be marked from outside.
+    """
+
+    marks: dict[str, str]
+    saved: frozenset[str]
+    offloaded: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One value that can be kept.
+
+    Args:
+        op, value: of the graph.
+        mark: the name under which it is kept: one of our own, or the user's tag inside a kernel.
+        inside: whether it is inside a kernel, where only tags can be kept.
+    """
+
+    op: Op
+    value: Value
+    mark: str
+    inside: bool
+
+
+def candidates(graph: Graph, inside: bool = False) -> Iterator[Candidate]:
+    """Every value of ``graph`` that can be kept: all outside kernels, the tagged ones inside.
+
+    A kernel is an operation with a derivative of its own (``custom_vjp``) or one that JAX can't look into: its matmuls
+    are nobody's matmuls, only its tags speak.
+    """
+    for op in graph.ops:
+        if not (inside and op.primitive != "name"):
+            for output in op.outputs:
+                value = graph.values[output]
+                if value.dtype != "None":
+                    yield Candidate(op, value, value.name if inside else f"{MARK}{output}", inside)
+        for inner in op.inner:
+            yield from candidates(inner, inside or op.opaque)
+
+
+def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -> Decisions:
+    """The values of ``graph`` that ``policy`` keeps.
+
+    Args:
+        graph: traced with the policy's own families, ``jremat.trace(f, ..., families=...)``.
+        policy: not a plan.
+        needed: the marks that the backward pass reads where all may be kept; what a policy keeps *by default* is taken
+            from these alone, so that leaving a value out doesn't keep another in its place.
+    """
+    ruled = dict(policy.names)
+    marks: dict[str, str] = {}
+    by_decision: dict[Decision, set[str]] = {SAVE: set(), OFFLOAD: set(), RECOMPUTE: set()}
+    for candidate in candidates(graph):
+        value, op = candidate.value, candidate.op
+        tagged = value.name if op.primitive == "name" else None
+        if tagged is None and value.name in ruled:
+            continue  # the tag that reads this value carries the decision
+        decision = policy.decide(names=[tagged] if tagged else [], families=op.families, value=value.id)
+        if decision is RECOMPUTE or (needed is not None and candidate.mark not in needed):
+            continue
+        by_decision[decision].add(candidate.mark)
+        if not candidate.inside:
+            marks[value.id] = candidate.mark
+    return Decisions(marks, frozenset(by_decision[SAVE]), frozenset(by_decision[OFFLOAD] - by_decision[SAVE]))
+
+
+def check(graph: Graph, policy: Policy, *, strict: bool) -> None:
+    """Raise, or warn if not ``strict``, where a selector of ``policy`` matches nothing in ``graph``.
+
+    Every name that isn't optional must be borne by a value. Families are many in one policy; one of them, or a name,
+    must match something.
+    """
+    problem = _mismatch(graph, policy)
+    if problem and strict:
+        raise ValueError(problem)
+    if problem:
+        warnings.warn(problem, stacklevel=4)
+
+
+def _mismatch(graph: Graph, policy: Policy) -> str | None:
+    if policy.fingerprint is not None and policy.fingerprint != graph.fingerprint:
+        return (
+            f"policy: {policy.spec!r} was planned for graph {policy.fingerprint}, the function's graph is "
+            f"{graph.fingerprint}; other shapes, another function or another JAX: plan anew"
+        )
+    missing = [n for n, _ in policy.names if n not in graph.names and n not in policy.optional]
+    if missing:
+        near = [
+            f"{m!r} (did you mean {c[0]!r}?)" for m in missing if (c := difflib.get_close_matches(m, graph.names, 1))
+        ]
+        named = ", ".join(near or map(repr, missing))
+        return (
+            f"policy: {policy.spec!r} names {named}, which no value bears; "
+            f"names in this function: {', '.join(graph.names) or 'none'}"
+        )
+    families = {family for op in _all_ops(graph) for family in op.families}
+    by_family = any(f.name in families or set(f.names) & set(graph.names) for f, _ in policy.families)
+    by_name = any(n in graph.names for n, _ in policy.names)
+    if (policy.families or policy.names) and not (by_family or by_name):
+        return (
+            f"policy: {policy.spec!r} matches nothing in this function; it has names: "
+            f"{', '.join(graph.names) or 'none'}; op families: {', '.join(sorted(families)) or 'none'}"
+        )
+    return None
+
+
+def _all_ops(graph: Graph) -> Iterator[Op]:
+    for op in graph.ops:
+        yield op
+        for inner in op.inner:
+            yield from _all_ops(inner)
