@@ -222,7 +222,7 @@ class Policy:
     def strict_only(self) -> bool:
         """Whether JAX's plain policy protocol can't express it, so that ``jremat.checkpoint`` is needed.
 
-        JAX asks about one operation at a time. Where a tagged value is to be left out of what else is kept, the untagged
+        JAX asks about one operation at a time. Where a tagged value is to be left out of what is kept, the untagged
         value before the tag would be kept in its place; and a planned value has no name to ask about.
 
         >>> Policy.but("a").strict_only, Policy.save("a").strict_only
