@@ -3,6 +3,7 @@
 from jremat.graph import flops, trace
 from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
 from jremat.transform.checkpoint import checkpoint, residuals
+from jremat.transform.remat import remat
 
 __all__ = [
     "FAMILIES",
@@ -15,6 +16,7 @@ __all__ = [
     "Request",
     "checkpoint",
     "flops",
+    "remat",
     "residuals",
     "tag",
     "trace",

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Arguments:
 
 
 def take_apart(
-    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static_argnames: Sequence[str] = ()
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static_argnames: str | Sequence[str] = ()
 ) -> Arguments:
     """The arguments of ``f(*args, **kwargs)``, arrays apart from the rest.
 
@@ -60,7 +60,13 @@ def take_apart(
     >>> call.arrays, call.call(3.0)
     ([1.0], 6.0)
     """
-    static = _static_places(f, args, static_argnames)
+    return take_apart_at(f, args, kwargs, static_places(f, args, static_argnames))
+
+
+def take_apart_at(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Collection[int | str]
+) -> Arguments:
+    """As ``take_apart``, what is fixed given by place: positions and keywords."""
     with_paths, tree = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
     leaves, traced, paths = [], [], []
     for (_, place, *rest), leaf in with_paths:
@@ -80,7 +86,8 @@ def is_array(leaf: Any) -> bool:
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, numbers.Number)
 
 
-def _static_places(f: Callable[..., Any], args: Sequence[Any], names: Sequence[str]) -> set[int | str]:
+def static_places(f: Callable[..., Any], args: Sequence[Any], names: str | Sequence[str]) -> set[int | str]:
+    """The positions and keywords that ``names`` fix in a call of ``f`` with ``args``."""
     names = (names,) if isinstance(names, str) else tuple(names)
     if not names:
         return set()

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jremat.graph.arguments import take_apart
+from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.evaluate import MARK, evaluate
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import Program, capture, graph_of
@@ -57,19 +57,25 @@ def checkpoint(
 
     Source: the selective recomputation of Chen et al. 2016, arXiv 1604.06174, section 4, decided per value.
     """
-    _expect_policy(policy)
+    expect_policy(policy)
     if policy.keeps_everything:
         return f
 
     @functools.wraps(f)
     def rematted(*args: Any, **kwargs: Any) -> Any:
-        arguments = take_apart(f, args, kwargs, static_argnames)
-        program = capture(arguments)
-        decisions = decisions_for(program, policy, strict=strict)
-        outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
-        return jax.tree.unflatten(program.out_tree, outs)
+        return call_rematted(
+            take_apart(f, args, kwargs, static_argnames), policy, strict=strict, prevent_cse=prevent_cse
+        )
 
     return rematted
+
+
+def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent_cse: bool) -> Any:
+    """One call, rematted: what ``checkpoint`` does once the arguments are known."""
+    program = capture(arguments)
+    decisions = decisions_for(program, policy, strict=strict)
+    outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
+    return jax.tree.unflatten(program.out_tree, outs)
 
 
 def residuals(
@@ -143,7 +149,8 @@ def _by_name(decisions: Decisions) -> Callable[..., Any]:
     )
 
 
-def _expect_policy(policy: Any) -> None:
+def expect_policy(policy: Any) -> None:
+    """Raise unless it is a policy of one block."""
     if isinstance(policy, LayerPlan | Request):
         policy()  # says which call takes it
     if not isinstance(policy, Policy):
