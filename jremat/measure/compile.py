@@ -1,0 +1,135 @@
+"""A function compiled for a target, in this process."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jremat.measure.targets import Target, TargetError, devices, pip_line
+
+
+class CompileError(RuntimeError):
+    """A compile that gave no program.
+
+    Attributes:
+        reason: ``failed``, ``out_of_memory`` (XLA itself says that the program does not fit), ``crashed`` (the
+            compiler took its process with it) or ``timed_out``.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)  # both, so that it survives a pickle
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.stages.Lowered:
+    """``fn`` lowered for ``kind``: arrays and shapes in ``args`` are placed on the target's devices.
+
+    An argument with a ``NamedSharding`` keeps its partition and gets the target's devices for its mesh, so that a mesh
+    without devices (``jax.sharding.AbstractMesh``) or of other devices will do. Without one it lies on the device, or
+    is replicated where there are several. A ``pinned_host`` memory kind is kept. What is no array (a static argument, a
+    number) passes through.
+
+    Raises:
+        ValueError: a sharding over another number of devices than the target has.
+    """
+    here = devices(kind)
+    placed = jax.tree.map(lambda leaf: place(leaf, here), args)
+    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    with _on_mesh_of(placed, here) if kind.described else contextlib.nullcontext():
+        return jitted.lower(*placed)
+
+
+def compiled(
+    lowered: jax.stages.Lowered, kind: Target, *, xla_remat: bool, compiler_options: Mapping[str, Any]
+) -> jax.stages.Compiled:
+    """``lowered`` compiled, with XLA's own rematerialization pass off unless asked for.
+
+    Raises:
+        CompileError: XLA refuses; the message is its first line, with the size where it ran out of memory.
+    """
+    try:
+        with _xla_remat(xla_remat):
+            return lowered.compile(compiler_options=dict(compiler_options) or None)
+    except Exception as error:  # XLA's own types differ by version
+        raise explained(error, kind) from error
+
+
+def explained(error: Exception, kind: Target) -> CompileError:
+    """An error of XLA's as one line, with the cure where it is known."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    said = lines[0].removeprefix("INTERNAL: ").strip()[:300]
+    everything = str(error).lower()
+    if "resource_exhausted" in everything or "out of memory" in everything:
+        room = f" ({kind.hbm_bytes / 2**30:.1f} GiB)" if kind.hbm_bytes else ""
+        return CompileError("out_of_memory", f"{kind.name}: the program does not fit the device{room}: {said}")
+    if "cudnn" in everything or "dnn_" in everything:
+        return CompileError("failed", f"{kind.name}: {said}; cuDNN attention needs cuDNN here: {pip_line('cudnn')}")
+    if any(word in everything for word in ("libdevice", "ptxas", "nvlink")):
+        return CompileError("failed", f"{kind.name}: {said}; the CUDA compiler is missing: {pip_line('cuda')}")
+    return CompileError("failed", f"{kind.name}: compile failed: {said}")
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether an argument's leaf is an array or the shape of one, not a static value or a number."""
+    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def place(leaf: Any, here: tuple[jax.Device, ...]) -> Any:
+    """The shape of ``leaf`` with its sharding on the devices ``here``; what is no array as it is."""
+    if not is_array(leaf):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_moved(getattr(leaf, "sharding", None), here))
+
+
+def _moved(sharding: Any, here: tuple[jax.Device, ...]) -> jax.sharding.Sharding:
+    host = "pinned_host" if getattr(sharding, "memory_kind", None) == "pinned_host" else None
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        old = sharding.mesh
+        if old.size != len(here):
+            raise ValueError(f"args: a sharding over {old.size} devices, the target has {len(here)}")
+        new = jax.sharding.Mesh(np.array(here).reshape(old.axis_sizes), old.axis_names, axis_types=old.axis_types)
+        return jax.sharding.NamedSharding(new, sharding.spec, memory_kind=host)
+    if sharding is not None and len(sharding.device_set) not in (1, len(here)):
+        raise ValueError(f"args: a sharding over {len(sharding.device_set)} devices, the target has {len(here)}")
+    if len(here) == 1:
+        return jax.sharding.SingleDeviceSharding(here[0], memory_kind=host)
+    return jax.sharding.NamedSharding(_flat(here), jax.sharding.PartitionSpec(), memory_kind=host)
+
+
+def _flat(here: tuple[jax.Device, ...]) -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(here), ("devices",))
+
+
+@contextlib.contextmanager
+def _on_mesh_of(placed: Any, here: tuple[jax.Device, ...]) -> Iterator[None]:
+    """A mesh without devices that knows their kind, unless the caller has set a mesh.
+
+    Lowering rules that ask which GPU they are for (Pallas') find it there; otherwise they ask the backend, which here
+    is a CPU.
+    """
+    if not jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(placed)]
+    meshes = [s.mesh for s in shardings if isinstance(s, jax.sharding.NamedSharding)]
+    with jax.sharding.use_abstract_mesh((meshes[0] if meshes else _flat(here)).abstract_mesh):
+        yield
+
+
+@contextlib.contextmanager
+def _xla_remat(on: bool) -> Iterator[None]:
+    """XLA's rematerialization pass on or off for the compiles inside."""
+    before = jax.config.jax_compiler_enable_remat_pass
+    jax.config.update("jax_compiler_enable_remat_pass", on)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compiler_enable_remat_pass", before)
+
+
+__all__ = ["CompileError", "TargetError", "compiled", "explained", "is_array", "lower", "place"]

@@ -1,0 +1,252 @@
+"""Devices to compile for: the ones that are here, and described ones that are not.
+
+XLA compiles for a *described* device with no driver and no hardware, and its memory figures for the program are then
+those of that device. Nothing runs there and nothing is autotuned, so such figures are "compiled for h200, not run".
+"""
+
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from jremat.estimate.hardware import CHIPS, Chip, chip_of
+from jremat.measure.descriptions import GPUS, describe, parse
+
+
+class TargetError(RuntimeError):
+    """A target that cannot be compiled for here; the message holds the cure."""
+
+
+class BackendTooEarly(TargetError):
+    """The CUDA plugin refused to register when this process's first backend started; another process can do it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One kind of device, and how many of it.
+
+    Attributes:
+        name: as the user spells it, ``h200x8``.
+        platform: JAX's platform: ``cpu``, ``cuda``, ``tpu``; ``local`` for the default backend, whatever it is.
+        num_devices: of one host.
+        description: XLA's text for a GPU, the topology's name for a TPU, nothing for devices that are here.
+        chip: its row in the table of chips, or None.
+        hbm_bytes: device memory that a program may use, or None where that is unknown or means nothing (cpu).
+    """
+
+    name: str
+    platform: str
+    num_devices: int = 1
+    description: str = ""
+    chip: Chip | None = None
+    hbm_bytes: int | None = None
+
+    @property
+    def described(self) -> bool:
+        """Whether the device is described, not held."""
+        return bool(self.description)
+
+    @property
+    def label(self) -> str:
+        """What stands beside figures of this target.
+
+        >>> target("h200x8").label
+        'compiled for h200x8, not run'
+        """
+        return f"compiled for {self.name}, not run" if self.described else self.name
+
+
+# The smallest topologies of one host or less, by number of chips: cloud.google.com/tpu/docs, "configurations".
+_TPU_TOPOLOGIES = {
+    "v4": {1: "v4:2x2x1", 4: "v4:2x2x1", 8: "v4:2x2x2"},
+    "v5e": {1: "v5e:2x2", 4: "v5e:2x2", 8: "v5e:2x4"},
+    "v5p": {1: "v5p:2x2x1", 4: "v5p:2x2x1", 8: "v5p:2x2x2"},
+    "v6e": {1: "v6e:2x2", 4: "v6e:2x2", 8: "v6e:2x4"},
+}
+
+NAMES = ("cpu", "local", *GPUS, *_TPU_TOPOLOGIES)
+"""What ``target`` understands; each also with a count, as in ``h200x8``."""
+
+
+def target(spec: "str | Target | Path") -> Target:
+    """The target of that name, or of a description's file.
+
+    Args:
+        spec: one of ``NAMES``, with ``xN`` for N devices of one host; or a path (``Path``, or a string that ends in
+            ``.pbtxt`` or ``.textproto``, also with ``xN``) of a description in XLA's text form; a ``Target`` is itself.
+
+    Raises:
+        ValueError: an unknown name (near ones are listed), a count that the kind does not come in, a file that is
+            missing or no description.
+
+    >>> target("h200x8").num_devices, target("h200x8").platform
+    (8, 'cuda')
+    >>> target("h20")
+    Traceback (most recent call last):
+    ...
+    ValueError: target: 'h20' is unknown; near: h200, h100, b200; known: cpu, local, a100, h100, h200, b200, v4, v5e, \
+v5p, v6e, each also as NAMExCOUNT, or a file.pbtxt
+    """
+    if isinstance(spec, Target):
+        return spec
+    text = str(spec)
+    base, count = _split(text)
+    if isinstance(spec, Path) or base.endswith((".pbtxt", ".textproto")):
+        return _from_file(Path(base), count)
+    if base not in NAMES:
+        near = difflib.get_close_matches(base, NAMES, cutoff=0.5)
+        hint = f"near: {', '.join(near)}; " if near else ""
+        raise ValueError(
+            f"target: {text!r} is unknown; {hint}known: {', '.join(NAMES)}, each also as NAMExCOUNT, or a file.pbtxt"
+        )
+    if base in GPUS:
+        return Target(text, "cuda", count, describe(GPUS[base]), CHIPS[base], CHIPS[base].hbm_bytes)
+    if base in _TPU_TOPOLOGIES:
+        sizes = _TPU_TOPOLOGIES[base]
+        if count not in sizes:
+            raise ValueError(f"target: {base} comes in {', '.join(map(str, sizes))} chips of one host, got {count}")
+        return Target(text, "tpu", count, sizes[count], CHIPS[base], CHIPS[base].hbm_bytes)
+    return Target(text, base, count)
+
+
+def devices(spec: "str | Target | Path") -> tuple[jax.Device, ...]:
+    """The devices of a target, to build meshes and shardings for ``ShapeDtypeStruct``s from.
+
+    Raises:
+        ValueError: as ``target``; more devices than are here.
+        TargetError: the plugin that compiles for it is missing: the message has the pip line.
+        BackendTooEarly: this process's backend started before the CUDA plugin could register. Set
+            ``JAX_PLATFORMS=cpu`` or ``JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1`` before it starts; ``memory`` itself then
+            works anyway, in a process of its own.
+    """
+    kind = target(spec)
+    if not kind.described:
+        here = tuple(jax.devices() if kind.platform == "local" else jax.devices(kind.platform))
+        if len(here) < kind.num_devices:
+            cure = f"; set XLA_FLAGS=--xla_force_host_platform_device_count={kind.num_devices}, before JAX starts"
+            raise ValueError(
+                f"target: {kind.name} needs {kind.num_devices} devices, here {'is' if len(here) == 1 else 'are'} "
+                f"{len(here)}{cure if here[0].platform == 'cpu' else ''}"
+            )
+        return here[: kind.num_devices]
+    require_plugin(kind)
+    # Both are read when the plugin registers, which is before the first backend starts; afterwards they do nothing.
+    # Without the first, the CUDA plugin refuses to register where its libraries are missing, and topologies with it;
+    # without the second, libtpu asks a metadata server that is not there.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    try:
+        if kind.platform == "tpu":
+            described = topologies.get_topology_desc(platform="tpu", topology_name=kind.description)
+        else:
+            described = topologies.get_topology_desc(
+                platform="cuda", target_config=kind.description, topology=f"1x{kind.num_devices}x1"
+            )
+    except NotImplementedError as error:
+        raise BackendTooEarly(
+            f"{kind.name}: this process started its backend before the {kind.platform} plugin could register; set "
+            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 or JAX_PLATFORMS=cpu before it starts"
+        ) from error
+    except Exception as error:  # XLA's own types differ by version
+        raise TargetError(f"{kind.name}: XLA does not take this description: {_first_line(error)}") from error
+    return tuple(described.devices[: kind.num_devices])
+
+
+def mesh(spec: "str | Target | Path", **axes: int) -> jax.sharding.Mesh:
+    """A mesh over a target's devices: ``mesh("h200x8", data=4, model=2)``.
+
+    Raises:
+        ValueError: the axes' product is not the number of devices; and as ``devices``.
+    """
+    kind = target(spec)
+    if math.prod(axes.values()) != kind.num_devices:
+        raise ValueError(
+            f"mesh: axes {axes} take {math.prod(axes.values())} devices, {kind.name} has {kind.num_devices}"
+        )
+    return jax.sharding.Mesh(np.array(devices(kind)).reshape(tuple(axes.values())), tuple(axes))
+
+
+def require_plugin(kind: Target) -> None:
+    """Nothing, where what compiles for ``kind`` is installed.
+
+    Raises:
+        TargetError: it is not; the message has the pip line.
+    """
+    if kind.platform == "cuda":
+        found = [module for module in ("xla_cuda12", "xla_cuda13") if _exists(f"jax_plugins.{module}")]
+        if not found:
+            raise TargetError(f"{kind.name}: the CUDA plugin is missing; {pip_line('cuda')}")
+        plugin, jaxlib = _version(f"jax-{found[0][4:]}-plugin"), _version("jaxlib")
+        if plugin and plugin != jaxlib:
+            raise TargetError(f"{kind.name}: the CUDA plugin is {plugin}, jaxlib is {jaxlib}; {pip_line('cuda')}")
+    if kind.platform == "tpu" and not _exists("libtpu"):
+        raise TargetError(f"{kind.name}: libtpu is missing; {pip_line('tpu')}")
+
+
+def pip_line(what: str) -> str:
+    """The command that brings ``cuda``, ``cudnn`` or ``tpu`` for the JAX that is installed.
+
+    ``--no-deps`` leaves out the CUDA libraries (gigabytes), which compiling needs none of.
+
+    >>> pip_line("cudnn")
+    'pip install --no-deps nvidia-cudnn-cu12'
+    """
+    jaxlib = _version("jaxlib")
+    if what == "cuda":
+        return f"pip install --no-deps jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib} nvidia-cuda-nvcc-cu12"
+    if what == "cudnn":
+        return "pip install --no-deps nvidia-cudnn-cu12"
+    wanted = [r for r in importlib.metadata.requires("jax") or () if r.startswith("libtpu")]
+    return f"pip install --no-deps '{wanted[0].split(';')[0].strip() if wanted else 'libtpu'}'"
+
+
+def _from_file(path: Path, count: int) -> Target:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"target: cannot read {path}: {_first_line(error)}") from error
+    try:
+        message = parse(text)
+    except ValueError as error:
+        raise ValueError(f"target: {path} is no description in XLA's text form: {error}") from error
+    info = message.get("gpu_device_info")
+    missing = [f for f in ("core_count", "device_memory_size") if not isinstance(info, dict) or f not in info]
+    if missing or not isinstance(info, dict):
+        raise ValueError(f"target: {path} lacks gpu_device_info's {' and '.join(missing)}")
+    chip = chip_of(str(message.get("device_description_str", "")))
+    return Target(path.stem + (f"x{count}" if count > 1 else ""), "cuda", count, text, chip, info["device_memory_size"])
+
+
+def _split(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.+?)x(\d+)", text)
+    if not match:
+        return text, 1
+    if int(match[2]) < 1:
+        raise ValueError(f"target: {text!r} asks for no device")
+    return match[1], int(match[2])
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
