@@ -3,19 +3,39 @@
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import CompileError
 from jremat.measure.memory import Fit, Memory, fits, memory
+from jremat.measure.step import (
+    DeviceMemory,
+    Peak,
+    Throughput,
+    Timing,
+    device_memory,
+    measured_peak,
+    peak_of,
+    throughput,
+    time_step,
+)
 from jremat.measure.targets import NAMES, Target, TargetError, devices, mesh, target
 
 __all__ = [
     "NAMES",
     "Buffer",
     "CompileError",
+    "DeviceMemory",
     "Fit",
     "Memory",
+    "Peak",
     "Target",
     "TargetError",
+    "Throughput",
+    "Timing",
+    "device_memory",
     "devices",
     "fits",
+    "measured_peak",
     "memory",
     "mesh",
+    "peak_of",
     "target",
+    "throughput",
+    "time_step",
 ]
