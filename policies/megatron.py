@@ -1,0 +1,120 @@
+"""Megatron-core's selective recompute, module by module.
+
+Megatron wraps a module in a checkpoint (core_attn, mlp, moe, shared_experts), or discards its output too (layernorm,
+moe_act, mla_up_proj): the next matmul doesn't keep it either. Both are one thing here: the tensors that are left out.
+All else stays, so these policies are for ``jremat.checkpoint`` and ``jremat.remat``; they leave out tagged tensors
+only.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from jremat.policy import Policy
+from policies.builtin import ALL
+from policies.costs import cost_of, in_words
+from policies.entry import Cost, Entry
+
+MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "core_attn": ("attn_scores", "attn_probs", "attn_dropped?"),
+        "mlp": ("mlp_gate?", "mlp_up", "mlp_act"),
+        "layernorm": ("attn_norm", "mlp_norm"),
+        "moe": ("mlp_gate?", "mlp_up?", "moe_act"),
+        "shared_experts": ("shared_gate?", "shared_up", "shared_act"),
+        "moe_act": ("moe_act",),
+        "mla_up_proj": ("query", "key", "value"),
+    }
+)
+"""The tensors that recompute of a module leaves out; with ? where not every model has it."""
+
+
+def modules(names: Iterable[str]) -> Policy:
+    """The policy of ``--recompute-granularity selective --recompute-modules`` with these modules.
+
+    Raises:
+        ValueError: no such module; near names are listed.
+
+    >>> modules(["layernorm", "mlp"]).canonical_spec
+    'but:attn_norm,mlp_act,mlp_gate?,mlp_norm,mlp_up'
+    """
+    left_out = [name for module in names for name in _tensors(module)]
+    required = {name for name in left_out if not name.endswith("?")}
+    optional = {name[:-1] for name in left_out if name.endswith("?")} - required
+    policy = Policy.but(*sorted(required | optional))
+    return policy.with_optional(*sorted(optional)) if optional else policy
+
+
+def _tensors(module: str) -> tuple[str, ...]:
+    if module in MODULES:
+        return MODULES[module]
+    near = difflib.get_close_matches(module, MODULES, n=2)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MODULES)}"
+    raise ValueError(f"policy: Megatron has no module {module!r} to recompute; {hint}")
+
+
+def _without(*names: str) -> tuple[Cost, Cost]:
+    """None's cost without these tensors, and with the matmuls that make them again."""
+    return cost_of([name for name in ALL if name not in names], stats=True)
+
+
+_ABSENT = "our own models have none, and jremat.checkpoint refuses it there"
+
+
+def _entry(module: str, kept: str, recomputed: str, costs: tuple[Cost, Cost]) -> Entry:
+    policy = modules([module]).labelled(f"megatron:{module}")
+    flag = f"Megatron --recompute-modules {module}"
+    return Entry(
+        policy.spec, policy, kept, recomputed, *costs, flag, "Megatron, core/transformer/transformer_config.py"
+    )
+
+
+ENTRIES = (
+    _entry(
+        "core_attn",
+        "everything but the attention core",
+        "scores, softmax and its dropout (Megatron: the context too); no use under fused attention: refused there",
+        _without("attn_probs"),
+    ),
+    _entry(
+        "mlp",
+        "everything but the MLP's inside; the MLP's input stays",
+        "gate, up, activation",
+        _without("mlp_gate", "mlp_up", "mlp_act"),
+    ),
+    _entry("layernorm", "everything but the norms' outputs", "both norms", _without("attn_norm", "mlp_norm")),
+    _entry(
+        "moe",
+        "everything but the experts' inside; the router's decision stays, so that replay can't choose other experts",
+        f"the experts' matmuls and activations; {_ABSENT}",
+        in_words("none's less the experts' tensors", "the experts' forward"),
+    ),
+    _entry(
+        "shared_experts",
+        "everything but the inside of the experts that all tokens share (tags shared_gate, shared_up, shared_act)",
+        f"their matmuls and activations; {_ABSENT}",
+        in_words("none's less the shared experts' tensors", "their forward"),
+    ),
+    _entry(
+        "moe_act",
+        "everything but the experts' activations",
+        f"the activations, no matmul; {_ABSENT}",
+        in_words("none's less the activations", "no matmul"),
+    ),
+    _entry(
+        "mla_up_proj",
+        "everything but query, key and value",
+        "the projections that make them: multi-latent attention's up projections and RoPE; elsewhere all of q, k, v",
+        _without("query", "key", "value"),
+    ),
+    Entry(
+        "megatron:MODULE[,MODULE…]",
+        modules(["layernorm", "mlp"]).labelled("megatron:layernorm,mlp"),
+        "everything but the modules' tensors",
+        "those tensors",
+        *_without("attn_norm", "mlp_norm", "mlp_gate", "mlp_up", "mlp_act"),
+        "Megatron --recompute-modules layernorm mlp",
+        "Megatron, core/transformer/transformer_config.py",
+    ),
+)
+"""One row a module, and the form for several."""

@@ -1,0 +1,123 @@
+"""A planned policy as a file: JSON that ``plan:FILE`` reads.
+
+    {"format": "jremat-plan-1",
+     "policy": {"spec": "full", "values": {"VALUE": "save"}, "fingerprint": "…"},
+     "segments": [{"pattern": [POLICY, …], "repeats": 8, "group": 1, "slots": null}, …],
+     …}
+
+Either ``policy`` (one block) or ``segments`` (a stack; ``repeats`` null: all layers left, ``group`` and ``slots`` may
+be left out). A POLICY is an object as above or a plain spec: ``spec`` is what holds for every value that ``values``
+doesn't name (default ``full``), and ``values`` needs the ``fingerprint`` of the graph that it speaks of. Other keys are
+for readers: shapes, versions, predicted figures.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jremat.policy import Decision, LayerPlan, Policy, Segment
+
+FORMAT = "jremat-plan-1"
+
+Parse = Callable[[str], Policy]
+
+
+def read(path: str, parse: Parse) -> Policy | LayerPlan:
+    """The policy or plan in a file, labelled ``plan:PATH``.
+
+    Args:
+        path: of the JSON file.
+        parse: reads the specs inside it, each of one block.
+
+    Raises:
+        ValueError: no such file, not JSON, or not a plan; the message says which key.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"policy: 'plan:{path}' can't be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a path that no file can have
+        raise ValueError(f"policy: 'plan:{path}' is not a JSON file: {error}") from None
+    try:
+        return _content(_object(content, "the file"), parse, f"plan:{path}")
+    except ValueError as error:
+        raise ValueError(f"policy: 'plan:{path}' is not a plan: {error}") from None
+
+
+def write(path: str | Path, plan: Policy | LayerPlan, **for_readers: Any) -> None:
+    """Write what ``plan:PATH`` reads back to an equal policy or plan.
+
+    Args:
+        path: of the file, overwritten.
+        plan: to write.
+        for_readers: JSON values to stand beside it: shapes, versions, predicted figures.
+    """
+    body = {"policy": _plain(plan)} if isinstance(plan, Policy) else {"segments": [_segment(s) for s in plan.segments]}
+    text = json.dumps({"format": FORMAT, **body, **for_readers}, indent=1)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(policy: Policy) -> Any:
+    base = replace(policy, values=(), fingerprint=None, label=None).canonical_spec
+    if not policy.values:
+        return base
+    values = {value: decision.value for value, decision in policy.values}
+    return {"spec": base, "values": values, "fingerprint": policy.fingerprint}
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    shape = {"repeats": segment.repeats, "group": segment.group, "slots": segment.slots}
+    return {"pattern": [_plain(policy) for policy in segment.pattern], **shape}
+
+
+def _content(content: Mapping[str, Any], parse: Parse, label: str) -> Policy | LayerPlan:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"format: expected {FORMAT!r}, got {content.get('format')!r}")
+    if ("policy" in content) == ("segments" in content):
+        raise ValueError("expected one of the keys 'policy' and 'segments'")
+    if "policy" in content:
+        return _policy(content["policy"], parse).labelled(label)
+    if not isinstance(content["segments"], list):
+        raise ValueError(f"segments: expected a list, got {content['segments']!r}")
+    segments = (_read_segment(_object(segment, "a segment"), parse) for segment in content["segments"])
+    return LayerPlan(tuple(segments), label=label)
+
+
+def _read_segment(segment: Mapping[str, Any], parse: Parse) -> Segment:
+    pattern = segment.get("pattern")
+    if not isinstance(pattern, list):
+        raise ValueError(f"pattern: expected a list of policies, got {pattern!r}")
+    return Segment(
+        tuple(_policy(policy, parse) for policy in pattern),
+        repeats=_whole(segment.get("repeats"), "repeats"),
+        group=_whole(segment.get("group", 1), "group") or 1,
+        slots=_whole(segment.get("slots"), "slots"),
+    )
+
+
+def _policy(entry: Any, parse: Parse) -> Policy:
+    if isinstance(entry, str):
+        entry = {"spec": entry}
+    entry = _object(entry, "a policy")
+    spec, values, fingerprint = entry.get("spec", "full"), entry.get("values", {}), entry.get("fingerprint")
+    base = parse(spec)
+    values = _object(values, "values")
+    if not values:
+        return base
+    if not isinstance(fingerprint, str):
+        raise ValueError(f"fingerprint: expected the graph's, a string, since there are values; got {fingerprint!r}")
+    return replace(base, values=tuple((value, Decision(d)) for value, d in values.items()), fingerprint=fingerprint)
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected {what} to be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _whole(value: Any, key: str) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ValueError(f"{key}: expected a whole number or null, got {value!r}")
+    return value

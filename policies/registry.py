@@ -1,0 +1,114 @@
+"""The zoo itself: every named policy, its row, and the way from a spec to a policy."""
+
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import jax
+
+from jremat.policy import RECOMPUTE, Policy
+from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
+from policies.entry import Entry, Spec
+from policies.grammar import Zoo, parse
+
+ENTRIES: tuple[Entry, ...] = (
+    *builtin.ENTRIES,
+    *stacks.ENTRIES,
+    *torch_sac.ENTRIES,
+    *torchtitan.ENTRIES,
+    *megatron.ENTRIES,
+    *maxtext.ENTRIES,
+    *praxis.ENTRIES,
+    *axlearn.ENTRIES,
+    *haliax.ENTRIES,
+)
+
+
+def _named() -> Mapping[str, Policy]:
+    """Policies by spec and alias; forms have no name of their own, and ``sqrt`` and ``auto`` are the grammar's."""
+    pairs = [
+        (name, entry.policy)
+        for entry in ENTRIES
+        if isinstance(entry.policy, Policy) and not entry.is_form
+        for name in (entry.spec, *entry.aliases)
+    ]
+    named = dict(pairs)
+    assert len(named) == len(pairs), "two entries of one name"
+    return MappingProxyType(named)
+
+
+ZOO = Zoo(named=_named(), families=MappingProxyType({"megatron": megatron.modules, "sac": torch_sac.sac}))
+
+
+def get(spec: str) -> Spec:
+    """The policy, plan or request that a spec stands for.
+
+    A ``Policy`` goes wherever JAX and Flax take one (``jax.checkpoint(f, policy=p)``, ``nn.remat(Block, policy=p)``)
+    and into ``jremat.checkpoint`` and ``jremat.remat``; a ``LayerPlan`` into a stack of layers; a ``Request`` is
+    resolved with a block and its shapes first. ``names()`` and ``python -m policies`` list the specs.
+
+    Args:
+        spec: as ``full``, ``save:attn_out,mlp_up``, ``every_k:4``, ``maxtext:minimal``, ``auto:60GiB``.
+
+    Returns:
+        What it stands for. ``get(p.spec) == p``, and ``p.spec`` is the spec as given.
+
+    Raises:
+        ValueError: unknown or ambiguous (near names are listed), out of range, or of no effect.
+
+    Warns:
+        UserWarning: under ``jax_remat3``, where JAX doesn't ask a plain policy about every operation, so that this one
+            would keep less than it says.
+
+    >>> get("dots_saveable") == get("checkpoint_dots")
+    True
+    >>> [str(p) for p in get("alternate:2").policies(3)]
+    ['full', 'none', 'full']
+    >>> get("dots_savable")
+    Traceback (most recent call last):
+    ...
+    ValueError: policy: no spec 'dots_savable'; did you mean 'dots_saveable'?
+    """
+    policy = parse(spec, ZOO)
+    if isinstance(policy, Policy) and not policy.strict_only and _unheard(policy):
+        warnings.warn(
+            f"policy: {policy.spec!r} as a plain JAX policy is not honoured under jax_remat3 (jax {jax.__version__} "
+            "asks it about some operations or none); use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)",
+            UserWarning,
+            stacklevel=2,
+        )
+    return policy
+
+
+# The first release tried in which jax_remat3 asks a plain policy about names; in 0.10.2 it asks about nothing.
+_REMAT3_ASKS_NAMES = (0, 12)
+
+
+def _unheard(policy: Policy) -> bool:
+    """Whether ``jax_remat3`` is on and JAX wouldn't ask the plain policy about all that it keeps."""
+    if not getattr(jax.config, "jax_remat3", False):
+        return False
+    names_only = policy.default is RECOMPUTE and not policy.families
+    asked = names_only and jax.__version_info__ >= _REMAT3_ASKS_NAMES
+    keeps_nothing = names_only and not policy.names
+    return not (asked or keeps_nothing)
+
+
+def names() -> tuple[str, ...]:
+    """Every spec that can be asked for as it stands: named policies with their aliases, and an example of each form.
+
+    >>> {"none", "full", "core_attn", "maxtext:minimal", "sqrt"} <= set(names())
+    True
+    """
+    examples = (entry.policy.spec for entry in ENTRIES)
+    return tuple(dict.fromkeys((*ZOO.named, *examples)))
+
+
+def table() -> tuple[Entry, ...]:
+    """The zoo, one row a policy or form: spec, kept, recomputed, costs, equivalents elsewhere, source.
+
+    >>> row = next(row for row in table() if row.spec == "dots_with_no_batch_dims_saveable")
+    >>> row.gpt.kept_bytes, row.gpt.recomputed_flops
+    ('e*b*s*9*h', '2*b*s*h*2*s')
+    """
+    return ENTRIES
