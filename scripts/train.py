@@ -1,0 +1,42 @@
+"""Train a Flax transformer on real text under a remat policy.
+
+    python scripts/train.py --policy dots_saveable --steps 50 --json out.json
+
+The run itself stands in ``scripts/training/session.py``: check everything, compile, train, sum up. Exit codes: 0 done;
+1 the loss diverged or memory ran out; 2 something that the user can put right, said in one line; 130 or 143 stopped by
+Ctrl-C or SIGTERM, after saving.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.cli import fail, parse
+from scripts.training.config import Run
+
+PROGRAM = "train"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    try:
+        run = parse(Run, PROGRAM, argv)
+        run.check()
+    except ValueError as error:
+        return fail(PROGRAM, error)
+
+    from scripts.startup import start_jax  # what follows imports JAX
+
+    start_jax()
+    from scripts.training.session import session
+
+    return session(run, PROGRAM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

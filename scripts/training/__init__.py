@@ -1,0 +1,1 @@
+"""The parts of ``scripts/train.py``, one idea a file."""

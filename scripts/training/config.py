@@ -1,0 +1,203 @@
+"""What a training run is told: the flags, and the checks that need nothing but the flags.
+
+Nothing here imports JAX, so that help and a mistyped flag are answered at once.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the size's own)")]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A named size, and what is changed of it."""
+
+    model: str = "tiny"
+    """A size of models/config.py: tiny, tiny-llama, gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, …"""
+    layers: Count = None
+    """Number of layers."""
+    hidden: Count = None
+    """Width of the residual stream; the MLP keeps its ratio to it."""
+    heads: Count = None
+    """Attention heads; must divide the width."""
+    kv_heads: Count = None
+    """Key and value heads; must divide the heads."""
+    dropout: Annotated[float | None, tyro.conf.arg(metavar="RATE", help_behavior_hint="(default: the size's own)")] = (
+        None
+    )
+    """Dropout rate, at least 0 and below 1."""
+    attention: Literal["dot", "blockwise", "cudnn"] = "dot"
+    """dot keeps an s×s array; blockwise never has one, on any backend; cudnn needs an NVIDIA GPU and bfloat16."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of activations and matmuls; parameters and the optimizer's state are float32."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is trained on. A batch is a function of the seed and the step alone."""
+
+    data: Annotated[
+        Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: Python's own library)")
+    ] = None
+    """A text file or a folder of text, read as bytes, or a .bin of uint16 tokens (nanoGPT's format)."""
+    vocab_size: Count = None
+    """Tokens that the model knows; a .bin must hold none beyond it, bytes need 256."""
+    seq: int = 128
+    """Tokens in a sequence."""
+    micro_batch: int = 8
+    """Sequences that go through the model at a time."""
+    accumulate: int = 1
+    """Micro-batches whose gradients are averaged into one step."""
+    eval_batches: int = 8
+    """Micro-batches of held-out text in an evaluation, evenly spaced."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW under a linear warm-up and a cosine."""
+
+    learning_rate: float = 1e-3
+    """At the warm-up's end."""
+    final_rate: float = 0.1
+    """Learning rate at the cosine's end, as a share of the one at its top."""
+    warmup_steps: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: a tenth, at most 100)")
+    ] = None
+    """Steps over which the learning rate grows."""
+    decay_steps: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: --steps)")] = None
+    """Step at which the cosine ends. To train on past the end of a run, raise --steps and keep this."""
+    weight_decay: float = 0.1
+    """On matrices and tables; biases and norms have none."""
+    beta1: float = 0.9
+    """Decay of the gradient's mean."""
+    beta2: float = 0.95
+    """Decay of the gradient's square."""
+    clip: float = 1.0
+    """The gradient's largest global norm."""
+
+
+@dataclass(frozen=True)
+class Logging:
+    """What is written and how often, in steps."""
+
+    log_every: int = 10
+    """Lines of progress where the output is no terminal; metrics.jsonl has every step."""
+    eval_every: int = 100
+    """Evaluations on held-out text; there is one at the end in any case."""
+    snapshot_every: int = 50
+    """Snapshots; there is one at the end in any case."""
+    keep: int = 3
+    """Snapshots kept, newest first."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train a Flax transformer on real text under a remat policy.
+
+    The loss curve is the same under every policy; memory and time are not. Everything is written under --out. A run
+    that was stopped or killed goes on with --resume --out DIR.
+    """
+
+    policy: str = "dots_saveable"
+    """What each block keeps for its backward pass; `python -m policies` lists the specs."""
+    steps: int = 200
+    """Optimizer steps in all."""
+    seed: int = 0
+    """Of the parameters, the batches and the dropout."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/MODEL-POLICY)")] = None
+    """Where the run's files go."""
+    resume: bool = False
+    """Go on from the newest whole snapshot under --out. The policy may be another, model and optimizer may not."""
+    json: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: DIR/summary.json only)")
+    ] = None
+    """Write the closing summary there too."""
+    stack: Literal["auto", "scan", "chain"] = "auto"
+    """What runs the layers: a scan, which takes one policy for all of them, or the chain, which takes any plan."""
+    model: Model = field(default_factory=Model)
+    text: Text = field(default_factory=Text)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    logging: Logging = field(default_factory=Logging)
+
+    @property
+    def batch(self) -> int:
+        """Sequences in a step."""
+        return self.text.micro_batch * self.text.accumulate
+
+    @property
+    def decay_steps(self) -> int:
+        """Step at which the learning rate's cosine ends."""
+        return self.optimizer.decay_steps or self.steps
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the learning rate grows."""
+        given = self.optimizer.warmup_steps
+        return min(100, self.decay_steps // 10) if given is None else given
+
+    def check(self) -> None:
+        """Refuse flags that are wrong by themselves.
+
+        Raises:
+            ValueError: the first one, with what was expected of it.
+        """
+        for name, least in _LEAST.items():
+            part = next(
+                part for part in (self.model, self.text, self.optimizer, self.logging, self) if hasattr(part, name)
+            )
+            _at_least(name, getattr(part, name), least)
+        if self.model.dropout is not None:
+            _within("dropout", self.model.dropout, 0, 1, "a rate of at least 0 and below 1")
+        optimizer = self.optimizer
+        _within("learning_rate", optimizer.learning_rate, 0, math.inf, "a positive number", low_open=True)
+        _within("clip", optimizer.clip, 0, math.inf, "a positive number", low_open=True)
+        _within("weight_decay", optimizer.weight_decay, 0, math.inf, "a number of at least 0")
+        _within("final_rate", optimizer.final_rate, 0, 1, "a share from 0 to 1", high_open=False)
+        for name in ("beta1", "beta2"):
+            _within(name, getattr(optimizer, name), 0, 1, "a number of at least 0 and below 1")
+        if self.warmup_steps >= self.decay_steps:
+            expected = f"fewer than the {self.decay_steps} steps of the schedule"
+            raise ValueError(f"warmup_steps: expected {expected}, got {self.warmup_steps}")
+        if self.resume and self.out is None:
+            raise ValueError("resume: needs --out DIR, the run to go on with")
+
+
+# Every count among the flags, with the least that makes sense; None stands for "the default".
+_LEAST = {
+    "steps": 1,
+    "layers": 1,
+    "hidden": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "seed": 0,
+    "vocab_size": 2,
+    "seq": 1,
+    "micro_batch": 1,
+    "accumulate": 1,
+    "eval_batches": 1,
+    "warmup_steps": 0,
+    "decay_steps": 1,
+    "log_every": 1,
+    "eval_every": 1,
+    "snapshot_every": 1,
+    "keep": 1,
+}
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
+
+
+def _within(
+    name: str, value: Any, low: float, high: float, expected: str, low_open: bool = False, high_open: bool = True
+) -> None:
+    above = value > low if low_open else value >= low
+    below = value < high if high_open else value <= high
+    if not (above and below):
+        raise ValueError(f"{name}: expected {expected}, got {value}")

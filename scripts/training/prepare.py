@@ -1,0 +1,173 @@
+"""Everything that is checked before anything is written or compiled."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jremat.estimate.config import TransformerConfig
+from models.transformer import Transformer, init_params
+from scripts.training import snapshots
+from scripts.training.architecture import architecture
+from scripts.training.config import Run
+from scripts.training.data import Batches, open_corpus
+from scripts.training.files import Files, default_out, probe
+from scripts.training.optimizer import optimizer
+from scripts.training.progress import size
+from scripts.training.remat import Remat, remat
+from scripts.training.snapshots import Snapshot
+from scripts.training.step import State, initial_state, train_step
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run whose every part has been checked.
+
+    Args:
+        run: the flags.
+        config: the model's.
+        batches: the text.
+        remat: what the layers run under.
+        model: the transformer under it.
+        optimizer: AdamW as the flags say.
+        step: the traced train step, not compiled yet.
+        files: where everything will be written.
+        description: what must stay the same when the run is resumed.
+        resumed: the snapshot to go on from, or None.
+        warnings: for the user, one line each.
+    """
+
+    run: Run
+    config: TransformerConfig
+    batches: Batches
+    remat: Remat
+    model: Transformer
+    optimizer: optax.GradientTransformation
+    step: jax.stages.Lowered
+    files: Files
+    description: Mapping[str, Any]
+    resumed: Snapshot | None
+    warnings: tuple[str, ...]
+
+    @property
+    def first(self) -> int:
+        """Steps that are done already."""
+        return 0 if self.resumed is None else self.resumed.step
+
+    def initial(self) -> State:
+        """The state to start from: fresh, or the snapshot's."""
+        make = _maker(self.config, self.optimizer, self.run.seed)
+        return make() if self.resumed is None else snapshots.restore(self.resumed, jax.eval_shape(make))
+
+
+def prepare(run: Run) -> Job:
+    """Check the flags, the text, the policy, the snapshot and the disk, in that order, and trace the step.
+
+    Raises:
+        ValueError: the first thing that is wrong, in a line for people. Nothing has been written.
+    """
+    run.check()
+    config = architecture(run.model, run.text.vocab_size)
+    if run.text.seq > config.max_seq:
+        raise ValueError(f"seq: expected at most {config.max_seq}, the model's longest sequence, got {run.text.seq}")
+    batches = Batches(open_corpus(run.text.data), run.text.seq, run.seed)
+    batches.check(config.vocab_size)
+    plan = remat(run.policy, run.stack, config, run.text.micro_batch, run.text.seq)
+
+    described = _description(run, config, batches)
+    files = Files(run.out or default_out(run.model.model, run.policy))
+    resumed, warnings = _resumed(files, described) if run.resume else _unused(files)
+    if resumed is not None and resumed.step > run.steps:
+        raise ValueError(f"steps: the snapshot {resumed.path} has {resumed.step} already, got {run.steps}")
+
+    model, adamw = plan.model(config), optimizer(run)
+    state = jax.eval_shape(_maker(config, adamw, run.seed))
+    _check_disk(files.out, _num_bytes(state))
+    if run.json is not None:
+        _check_json(run.json)
+    tokens = jax.ShapeDtypeStruct((run.text.accumulate, run.text.micro_batch, run.text.seq + 1), jnp.int32)
+    step = jax.jit(train_step(model, adamw, run.seed), donate_argnums=0).lower(state, tokens)
+    return Job(run, config, batches, plan, model, adamw, step, files, described, resumed, tuple(warnings))
+
+
+def _maker(config: TransformerConfig, adamw: optax.GradientTransformation, seed: int) -> Any:
+    def make() -> State:
+        return initial_state(init_params(config, jax.random.key(seed)), adamw)
+
+    return jax.jit(make)
+
+
+def _description(run: Run, config: TransformerConfig, batches: Batches) -> Mapping[str, Any]:
+    """What decides a run's losses: the policy and how a batch is cut into micro-batches are not in it."""
+    return {
+        "model": config.to_dict(),
+        "optimizer": asdict(run.optimizer) | {"warmup_steps": run.warmup_steps, "decay_steps": run.decay_steps},
+        "seed": run.seed,
+        "seq": run.text.seq,
+        "batch": run.batch,
+        "data": batches.corpus.fingerprint,
+    }
+
+
+def _unused(files: Files) -> tuple[None, list[str]]:
+    if files.out.exists() and not files.out.is_dir():
+        raise ValueError(f"out: expected a folder, got a file: {files.out}")
+    if files.holds_a_run:
+        raise ValueError(f"out: {files.out} holds a run already; go on with it by --resume, or choose another folder")
+    return None, []
+
+
+def _resumed(files: Files, described: Mapping[str, Any]) -> tuple[Snapshot | None, list[str]]:
+    if not files.out.is_dir():
+        raise ValueError(f"resume: no such run: {files.out}")
+    snapshot, warnings = snapshots.newest(files.snapshots)
+    if snapshot is not None:
+        saved: Mapping[str, Any] | None = snapshot.description
+    else:
+        saved = _read_json(files.description)
+        if saved is None and any(files.out.iterdir()) and not files.holds_a_run:
+            raise ValueError(f"resume: {files.out} holds no run")
+        warnings.append(f"no whole snapshot in {files.out}: starting from the first step")
+    differing = [] if saved is None else snapshots.differences(saved, described)
+    if differing:
+        raise ValueError(f"resume: {files.out} is another run: {'; '.join(differing)}")
+    return snapshot, warnings
+
+
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    try:
+        return json.loads(path.read_text())["description"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _check_disk(out: Path, needed: int) -> None:
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    try:
+        probe(there)
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        raise ValueError(f"out: cannot write in {there}: {error.strerror}") from error
+    if free < needed:
+        raise ValueError(f"out: a snapshot needs {size(needed)}, {there} has {size(free)} free")
+
+
+def _check_json(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"json: expected a file, got a folder: {path}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"json: no such folder: {path.absolute().parent}")
+    try:
+        probe(path.absolute().parent)
+    except OSError as error:
+        raise ValueError(f"json: cannot write in {path.absolute().parent}: {error.strerror}") from error
+
+
+def _num_bytes(state: State) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

@@ -1,0 +1,86 @@
+"""How a policy reaches the model: one policy through the scan, a plan through the chain."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jremat
+import policies
+from jremat.estimate.config import TransformerConfig
+from jremat.policy import LayerPlan, Policy, Request, Segment
+from jremat.transform import chain
+from models.transformer import Carry, Transformer, block_apply, init_params
+
+
+@dataclass(frozen=True)
+class Remat:
+    """A policy as the stack runs it.
+
+    Args:
+        spec: as the user wrote it.
+        plan: the policy of all layers, or a plan over them.
+        stack: ``scan`` or ``chain``.
+    """
+
+    spec: str
+    plan: Policy | LayerPlan
+    stack: str
+
+    @property
+    def name(self) -> str:
+        """The spec, and what it came to where it was a wish."""
+        return self.spec if self.plan.spec == self.spec else f"{self.spec} = {self.plan.spec}"
+
+    def model(self, config: TransformerConfig) -> Transformer:
+        """The transformer under this policy."""
+        if isinstance(self.plan, Policy):
+            policy = self.plan
+            return Transformer(config, remat=lambda block: jremat.remat(block, policy))
+        plan = self.plan
+        return Transformer(
+            config,
+            stack=lambda block, params, carry: chain.stack(block, plan, num_layers=config.num_layers)(params, carry),
+        )
+
+
+def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, seq: int) -> Remat:
+    """What the layers run under.
+
+    Args:
+        spec: a policy's.
+        stack: ``auto`` takes the scan where one policy holds for all layers; ``scan`` and ``chain`` insist.
+        config: the model's.
+        micro_batch, seq: shapes of what goes through the model at a time, for a spec that needs them.
+
+    Raises:
+        ValueError: an unknown spec; a plan that doesn't fit the layers, or that a scan can't run.
+    """
+    policy = policies.get(spec)
+    if isinstance(policy, Request):
+        policy = policy.resolve(
+            block_apply(config), *_shapes(config, micro_batch, seq), num_layers=config.num_layers, target="local"
+        )
+    if isinstance(policy, Policy):
+        if stack != "chain":
+            return Remat(spec, policy, "scan")
+        return Remat(spec, LayerPlan((Segment((policy,)),), label=policy.spec), "chain")
+    uniform = policy.uniform(config.num_layers)  # also refuses a plan that doesn't fit
+    if stack == "chain" or (stack == "auto" and uniform is None):
+        return Remat(spec, policy, "chain")
+    if uniform is None:
+        raise ValueError(f"stack: a scan runs one policy for all layers, {spec!r} has several; use --stack chain")
+    return Remat(spec, uniform, "scan")
+
+
+def _shapes(config: TransformerConfig, micro_batch: int, seq: int) -> tuple[Any, Any]:
+    """One layer's parameters and its carry, as shapes."""
+
+    def make() -> tuple[Any, Carry]:
+        params = init_params(config, jax.random.key(0))["blocks"]
+        x = jnp.zeros((micro_batch, seq, config.hidden), config.compute_dtype)
+        key = jax.random.key(0) if config.dropout else None
+        return jax.tree.map(lambda leaf: leaf[0], params), Carry(x, jnp.int32(0), key, jnp.arange(seq))
+
+    return jax.eval_shape(make)

@@ -1,0 +1,150 @@
+"""One run from its flags to its summary: check, compile, train, sum up."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jremat.measure import Peak
+from scripts.cli import fail
+from scripts.training.config import Run
+from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
+from scripts.training.files import make_folder, rewind, write_json
+from scripts.training.loop import Diverged, Outcome, StopSignal, train
+from scripts.training.prepare import Job, prepare
+from scripts.training.progress import Reporter, aligned, size
+from scripts.training.snapshots import SnapshotError, Writer
+
+
+def session(run: Run, program: str) -> int:
+    """Run it; returns the exit code. Whatever a user can meet is told in one line on stderr."""
+    try:
+        job = prepare(run)
+        for warning in job.warnings:
+            print(f"{program}: warning: {warning}", file=sys.stderr, flush=True)
+        return _run(job)
+    except (ValueError, SnapshotError) as error:
+        return fail(program, error)
+    except OSError as error:
+        return fail(program, f"cannot write {error.filename or 'to the disk'}: {error.strerror}")
+    except Diverged as error:
+        return fail(program, error, 1)
+    except KeyboardInterrupt:
+        return fail(program, "stopped at once; nothing was saved after the last snapshot", 130)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return fail(program, f"out of device memory under {run.policy}; a policy that keeps less may fit", 1)
+
+
+def _run(job: Job) -> int:
+    run = job.run
+    flops = model_flops(job.config, run.batch * run.text.seq, run.text.seq)
+    began = time.perf_counter()
+    compiled = job.step.compile()
+    compile_seconds = time.perf_counter() - began
+    memory, peak = step_bytes(compiled), matmul_peak(job.config.compute_dtype)
+    state = job.initial()
+
+    make_folder(job.files.out)
+    write_json(job.files.description, {"description": job.description, "policy": run.policy, "flags": _flags(run)})
+    earlier = rewind(job.files.metrics, job.first)
+    writer = Writer(job.files.snapshots, run.logging.keep, job.description, job.resumed)
+    reporter = Reporter(Console(), job.first, run.steps, memory.peak, run.logging.log_every)
+    for line in _opening(job, memory, peak, compile_seconds):
+        reporter.say(line)
+    try:
+        with StopSignal() as stop, reporter:
+            outcome = train(job, compiled, state, writer, reporter, flops, peak.flops_per_second, stop)
+    finally:
+        writer.close()
+    if outcome.signal is not None:
+        reporter.say(f"stopped after step {outcome.step}, saved as {writer.last}")
+        reporter.say(f"to go on: the same command with --resume --out {job.files.out}")
+        return 128 + outcome.signal
+    loss = outcome.loss if outcome.loss is not None else next(r["loss"] for r in reversed(earlier) if "loss" in r)
+    summary = _summary(job, outcome, loss, flops, memory, peak) | {"compile_seconds": compile_seconds}
+    write_json(job.files.summary, summary)
+    if run.json is not None:
+        write_json(run.json, summary)
+    for line in ["", *aligned(_closing(summary))]:
+        reporter.say(line)
+    return 0
+
+
+def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) -> list[str]:
+    """What the run is, before its first step."""
+    c, corpus, text, name = job.config, job.batches.corpus, job.run.text, job.run.model.model
+    skipped = f", {corpus.skipped} files that are no text left out" if corpus.skipped else ""
+    rows = {
+        "model": f"{name}: {c.num_params():,} parameters, {c.num_layers} layers, {c.attention} attention",
+        "data": f"{corpus.name}: {corpus.num_tokens:,} tokens in {len(corpus.files):,} files{skipped}",
+        "batch": f"{text.accumulate} × {text.micro_batch} sequences of {text.seq} tokens",
+        "policy": f"{job.remat.name}, run by a {job.remat.stack}",
+        "step": f"compiled in {compile_seconds:.1f} s; peak {size(memory.peak)} by the compiler's count, not measured",
+        "MFU": f"against {peak.flops_per_second / 1e9:,.0f} GFLOP/s: {peak.source}",
+        "files": str(job.files.out),
+    }
+    return [*aligned(rows), ""]
+
+
+def _summary(
+    job: Job, outcome: Outcome, final_loss: float, flops: ModelFlops, memory: StepBytes, peak: Peak
+) -> dict[str, Any]:
+    """The run in numbers. Rates are those of the median step; null where this process did no more than one step."""
+    run = job.run
+    seconds = median(outcome.step_seconds) if outcome.step_seconds else None
+    share = lambda count: None if seconds is None else count / seconds / peak.flops_per_second
+    return {
+        "policy": run.policy,
+        "resolved_policy": job.remat.plan.spec,
+        "stack": job.remat.stack,
+        "model": run.model.model,
+        "num_params": job.config.num_params(),
+        "data": job.batches.corpus.name,
+        "steps": outcome.step,
+        "tokens_per_step": run.batch * run.text.seq,
+        "final_loss": final_loss,
+        "val_loss": outcome.val_loss,
+        "step_seconds": seconds,
+        "tokens_per_second": None if seconds is None else run.batch * run.text.seq / seconds,
+        "mfu": share(flops.full),
+        "mfu_half_causal": share(flops.half),
+        "model_flops_per_step": flops.full,
+        "model_flops_per_step_half_causal": flops.half,
+        "peak_flops_per_second": peak.flops_per_second,
+        "peak_flops_source": peak.source,
+        "compiled_peak_bytes": memory.peak,
+        "compiled_bytes": asdict(memory),
+        "seed": run.seed,
+        "out": str(job.files.out),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
+def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The summary for people."""
+    rate = lambda name, form: "too few steps" if summary[name] is None else format(summary[name], form)
+    return {
+        "policy": f"{summary['policy']}, run by a {summary['stack']}",
+        "steps": f"{summary['steps']:,}",
+        "final loss": f"{summary['final_loss']:.4f}",
+        "held-out loss": f"{summary['val_loss']:.4f}",
+        "tokens/s": rate("tokens_per_second", ",.0f"),
+        "MFU": f"{rate('mfu', '.1%')}; {rate('mfu_half_causal', '.1%')} with causal attention counted by half",
+        "model FLOPs per step": f"{summary['model_flops_per_step']:.3e}; "
+        f"{summary['model_flops_per_step_half_causal']:.3e} with causal attention counted by half",
+        "peak bytes": f"{size(summary['compiled_peak_bytes'])} compiled, not measured",
+        "files": summary["out"],
+    }
+
+
+def _flags(run: Run) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(run), default=str))
