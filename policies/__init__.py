@@ -4,20 +4,22 @@ from policies.entry import Cost, Entry
 from policies.grammar import parse_bytes
 from policies.plan_file import write as write_plan
 from policies.registry import get, names, table
-from policies.stacks import alternate, block, every_k, mix, revolve, torchtitan
+from policies.translate_maxtext import from_maxtext
+from policies.translate_megatron import from_megatron
+from policies.translate_torch import from_huggingface, from_torchtitan
+from policies.translation import Translation
 
 __all__ = [
     "Cost",
     "Entry",
-    "alternate",
-    "block",
-    "every_k",
+    "Translation",
+    "from_huggingface",
+    "from_maxtext",
+    "from_megatron",
+    "from_torchtitan",
     "get",
-    "mix",
     "names",
     "parse_bytes",
-    "revolve",
     "table",
-    "torchtitan",
     "write_plan",
 ]

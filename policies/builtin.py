@@ -3,7 +3,7 @@
 from jremat.policy import FAMILIES, FULL, NONE, Policy
 from jremat.policy.ops import ATTENTION, CONV, MATMUL, SCALED_MATMUL, WEIGHT_MATMUL
 from policies.costs import cost_of, in_words
-from policies.entry import Entry
+from policies.entry import Cost, Entry
 
 # Every tensor that a block's backward pass reads, by name; the norms' statistics come beside them.
 ALL = (
@@ -22,8 +22,18 @@ _JAX = "jax/_src/ad_checkpoint.py, checkpoint_policies"
 _OPS = " ".join(family.name for family in FAMILIES)
 
 
-def _entry(spec: str, policy: Policy, kept: str, recomputed: str, costs, elsewhere: str, source: str, **more) -> Entry:
-    return Entry(spec, policy.labelled(spec), kept, recomputed, *costs, elsewhere, source, **more)
+def _entry(
+    spec: str,
+    policy: Policy,
+    kept: str,
+    recomputed: str,
+    costs: tuple[Cost, Cost],
+    elsewhere: str,
+    source: str,
+    aliases: tuple[str, ...] = (),
+    aten: tuple[str, ...] = (),
+) -> Entry:
+    return Entry(spec, policy.labelled(spec), kept, recomputed, *costs, elsewhere, source, aliases, aten)
 
 
 ENTRIES = (

@@ -67,10 +67,10 @@ def _parsed(spec: str, zoo: Zoo) -> Spec:
     if spec in zoo.named:
         return zoo.named[spec]
     head, colon, body = spec.partition(":")
+    if colon and head in _PLANS:  # first, since a policy inside a plan may have rules of its own
+        return _PLANS[head](body, zoo)
     if ";" in spec or head in _RULES or spec in _DEFAULTS:
         return _rules(spec)
-    if colon and head in _PLANS:
-        return _PLANS[head](body, zoo)
     if head in _REQUESTS:
         return _REQUESTS[head](spec, colon, body)
     if colon and head in zoo.families:

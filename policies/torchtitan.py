@@ -11,11 +11,11 @@ from policies.costs import cost_of
 from policies.entry import Entry
 
 # torchtitan's list but for mm: bmm, convolution, attention, _scaled_mm, topk and max, reduce_scatter and all_to_all.
-_LIST = Policy.ops(BATCHED_MATMUL, CONV, SCALED_MATMUL, ATTENTION, TOP_K, COLLECTIVE)
-_ATEN = ("mm", *(op for family, _ in _LIST.families for op in family.aten))
+LIST = Policy.ops(BATCHED_MATMUL, CONV, SCALED_MATMUL, ATTENTION, TOP_K, COLLECTIVE)
+_ATEN = ("mm", *(op for family, _ in LIST.families for op in family.aten))
 
-SELECTIVE_OP = Policy.save("query", "value", "mlp_gate", "mlp_out").with_optional("mlp_gate") | _LIST
-SELECTIVE_OP_GPT = Policy.save("query", "value", "mlp_up") | _LIST
+SELECTIVE_OP = Policy.save("query", "value", "mlp_gate", "mlp_out").with_optional("mlp_gate") | LIST
+SELECTIVE_OP_GPT = Policy.save("query", "value", "mlp_up") | LIST
 
 _SOURCE = "torchtitan/distributed/activation_checkpoint.py, _get_custom_policy, as of 2025"
 _CORE = ("attn_scores", "attn_out")
