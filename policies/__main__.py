@@ -12,6 +12,7 @@ from policies.entry import Entry, Spec
 from policies.registry import get, table
 
 WIDTH = 120
+SPEC_WIDTH = 41  # of the longest spec, so that each can be copied
 LEGEND = (
     "Per layer. b batch, s sequence, h hidden, n query heads, k key and value width, f MLP width, e bytes of a value; "
     "M is 1 where attention materialises its scores, F where it is fused, else 0.\n"
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
 def zoo(entries: Sequence[Entry]) -> Table:
     """The zoo as a table, one row an entry."""
     rows = Table(show_lines=True, pad_edge=False, title="Remat policies", expand=True)
-    for heading in ("Spec · elsewhere · source", "Keeps → recomputes", "Bytes kept → FLOPs redone, per layer"):
+    rows.add_column("Spec · elsewhere · source", width=SPEC_WIDTH, overflow="fold")
+    for heading in ("Keeps → recomputes", "Bytes kept → FLOPs redone, per layer"):
         rows.add_column(heading, ratio=1, overflow="fold")
     for entry in entries:
         rows.add_row(_spec(entry), _fate(entry), _costs(entry))
