@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jremat.policy.names import tag
+from jremat.policy.names import RERUN_SCOPE, tag
 from models.layers import causal_softmax, dropout
 from models.loop import counted
 
@@ -125,7 +125,9 @@ def _blockwise_backward(block, kept, dout):
     def one(i, carry):
         dq, dkeys, dvalues = carry
         k, v = _block(keys, i, size), _block(values, i, size)  # [b, size, m, d]
-        p = jnp.exp(_scores(q, k, i * size) - lse)  # [b, m, g, s, size]
+        with jax.named_scope(RERUN_SCOPE):
+            scores = _scores(q, k, i * size)
+        p = jnp.exp(scores - lse)  # [b, m, g, s, size]
         dp = jnp.einsum("bsmgd,btmd->bmgst", do, v, **_F32)
         dscores = (p * (dp - delta) / math.sqrt(d)).astype(query.dtype)
         dv = jnp.einsum("bmgst,bsmgd->btmd", p.astype(dout.dtype), do, **_F32)

@@ -7,9 +7,7 @@ from typing import Any
 from jremat.graph.arguments import take_apart
 from jremat.graph.arithmetic import FUSED_RERUN, is_square, matmul_flops, other_flops
 from jremat.graph.trace import capture, inner_jaxprs, live, opened, scopes
-
-RERUN_SCOPE = "kernel_rerun"
-"""The ``jax.named_scope`` under which a fused kernel's backward does part of its forward again (flash attention)."""
+from jremat.policy.names import RERUN_SCOPE
 
 REMAT_SCOPE = "rematted_computation"
 """The scope under which JAX's remat, and our chain, recompute."""
@@ -90,12 +88,13 @@ class Flops:
 def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
     """What a gradient computation costs: FLOPs needed, done again by remat, and done in all.
 
-    Counted on live code: what no output needs is not counted. What remat does again is told by the scope under which
+    Counted on live code: what no output needs is not counted, so count ``jax.value_and_grad``, as a training step runs
+    it; ``jax.grad`` of a block alone has no forward pass left. What remat does again is told by the scope under which
     JAX puts it. A ``while`` counts by its trip count where the program tells it, else once; of a ``cond``'s branches
     the dearest counts.
 
     Args:
-        f: a gradient computation, e.g. ``jax.grad(loss)``; policies are in the function.
+        f: a gradient computation, e.g. ``jax.value_and_grad(loss)``; policies are in the function.
         args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees.
 
     Returns:
@@ -104,7 +103,7 @@ def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
     >>> import jax, jax.numpy as jnp
     >>> x, w = jnp.ones((8, 4)), jnp.ones((4, 4))
     >>> f = lambda x, w: (jnp.sin(x @ w) @ w).sum()
-    >>> [flops(jax.grad(g, (0, 1)), x, w).recompute for g in (f, jax.checkpoint(f))]
+    >>> [flops(jax.value_and_grad(g, (0, 1)), x, w).recompute for g in (f, jax.checkpoint(f))]
     [0, 256]
     """
     program = capture(take_apart(f, args, kwargs))

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+CUSTOM_RULES = frozenset({"custom_vjp_call", "custom_jvp_call", "remat2", "checkpoint"})
+"""Primitives that run their inside once, so that their outputs are its outputs."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -72,6 +75,13 @@ class Op:
     source: str = ""
     opaque: bool = False
 
+    def inside(self, output: str) -> "Value | None":
+        """The value inside a custom rule that this output is, where the two correspond one to one, else None."""
+        if self.primitive not in CUSTOM_RULES or len(self.inner) != 1:
+            return None
+        inner = self.inner[0]
+        return inner.values[inner.outputs[self.outputs.index(output)]]
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -80,7 +90,7 @@ class Graph:
     Args:
         values: every value by id, inputs and constants first, then in the order in which they are made.
         ops: in program order.
-        inputs, constants, outputs: ids; an output that is a literal is left out.
+        inputs, constants, outputs: ids, in order.
         program: the jaxpr that it was read from, for those who run it; not compared, not printed.
     """
 

@@ -152,7 +152,8 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
         given = eqn.invars[0]
         made = _Origin(var, var.aval) if isinstance(given, core.Literal) else _origin(jaxpr, given)
         if tag.startswith(MARK):
-            return replace(made, key=var, mark=tag, eqn=made.eqn or eqn, place=None, constant=False)
+            name = made.tag or _tag_read(jaxpr, var)
+            return replace(made, key=var, tag=name, mark=tag, eqn=made.eqn or eqn, place=None, constant=False)
         return _Origin(var, var.aval, tag=tag, mark=tag, eqn=made.eqn or eqn)
     if name in CALLS or name == "scan":
         inner = opened(inner_jaxprs(eqn)[0][0])
@@ -164,9 +165,13 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
             stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
             copies = origin.copies * (eqn.params["length"] if stacked else 1)
             return replace(origin, key=var, copies=copies, eqn=origin.eqn or eqn, place=None, constant=False)
+    return _Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn)
+
+
+def _tag_read(jaxpr: Any, var: Any) -> str | None:
+    """The user's tag that reads a variable."""
     readers = (tagged_name(e.primitive, e.params) for e in jaxpr.eqns if var in e.invars)
-    tag = next((name for name in readers if name and not name.startswith(MARK)), None)
-    return _Origin(var, var.aval, tag=tag, eqn=eqn)
+    return next((name for name in readers if name and not name.startswith(MARK)), None)
 
 
 def _to_host(eqn: Any) -> bool:

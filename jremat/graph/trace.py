@@ -19,7 +19,7 @@ from jremat.graph.arithmetic import matmul_flops, other_flops
 from jremat.graph.graph import Graph, Op, Value
 from jremat.policy.ops import FAMILIES, Family, tagged_name
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call", "eval_jaxpr"})
 """Primitives that only call a jaxpr: entered as if they were not there."""
 
 REWRITABLE = frozenset({"scan", "cond"})
@@ -93,11 +93,15 @@ def inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
     if name == "scan":
         times = params["length"]
     elif name == "shard_map":
-        times = math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+        times = math.prod(params["mesh"].shape[axis] for axis in _manual_axes(params))
     elif name == "pallas_call":
         grid = params["grid_mapping"].grid
         times = math.prod(n for n in grid if isinstance(n, int))
     return [(jaxpr, times) for jaxpr in _jaxprs_in(params)]
+
+
+def _manual_axes(params: Mapping[str, Any]) -> Sequence[str]:
+    return params.get("newly_manual_axes") or params.get("manual_axes") or params["mesh"].axis_names
 
 
 def _jaxprs_in(params: Mapping[str, Any]) -> list[Any]:
@@ -159,7 +163,9 @@ class _Reader:
         env |= {var: _constant(values, prefix, var.aval, repeats) for var in jaxpr.constvars}
         ops: list[Op] = []
         self._equations(jaxpr, env, values, ops, prefix, repeats)
-        outputs = tuple(env[v] for v in jaxpr.outvars if not isinstance(v, core.Literal))
+        outputs = tuple(
+            _constant(values, prefix, v.aval, repeats) if isinstance(v, core.Literal) else env[v] for v in jaxpr.outvars
+        )
         inputs = tuple(env[v] for v in jaxpr.invars)
         return Graph(values, tuple(ops), inputs, tuple(env[v] for v in jaxpr.constvars), outputs, program)
 
@@ -181,17 +187,17 @@ class _Reader:
             ops.append(self._op(eqn, env, values, f"{prefix}{len(ops)}", repeats))
 
     def _op(self, eqn, env, values, op_id, repeats) -> Op:
-        name, avals = eqn.primitive.name, [v.aval for v in eqn.invars]
-        made = [v.aval for v in eqn.outvars]
         tag = tagged_name(eqn.primitive, eqn.params)
-        families = tuple(f.name for f in self.families if f.matches("name" if tag else name, _facts(eqn, tag)))
+        name = eqn.primitive.name if tag is None else "name"  # a tag has another primitive under jax_remat3
+        avals, made = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+        families = tuple(f.name for f in self.families if f.matches(name, _facts(eqn, tag)))
         family = families[0] if families else "other"
         inputs = tuple(env[v] for v in eqn.invars if not isinstance(v, core.Literal))
         if tag is not None:  # a tag is not an operation: what it names was made before
             family = family if family != "other" else values[inputs[0]].family if inputs else "constant"
             for i in inputs:
                 values[i] = replace(values[i], name=values[i].name or tag)
-        jaxprs = inner_jaxprs(eqn)
+        jaxprs = inner_jaxprs(eqn) if tag is None else []
         inner = tuple(
             self.read(j, prefix=f"{op_id}/{f'{k}.' if len(jaxprs) > 1 else ''}", repeats=repeats * times)
             for k, (j, times) in enumerate(jaxprs)

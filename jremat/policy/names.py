@@ -36,6 +36,9 @@ VOCABULARY: Mapping[str, str] = MappingProxyType(
 )
 """Every name that our models use, with its meaning; a user's own names may be any identifier."""
 
+RERUN_SCOPE = "kernel_rerun"
+"""The ``jax.named_scope`` under which a fused kernel's backward does part of its forward again (flash attention)."""
+
 
 def tag(x: jax.Array, name: str) -> jax.Array:
     """Name a value, so that a policy can keep, offload or recompute it by that name.

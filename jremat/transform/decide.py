@@ -51,8 +51,9 @@ def candidates(graph: Graph, inside: bool = False) -> Iterator[Candidate]:
     for op in graph.ops:
         if not (inside and op.primitive != "name"):
             for output in op.outputs:
-                value = graph.values[output]
-                if value.dtype != "None":
+                value, within = graph.values[output], op.inside(output)
+                tagged_within = within is not None and within.primitive == "name"  # the tag in there is the value
+                if value.dtype != "None" and not tagged_within:
                     yield Candidate(op, value, value.name if inside else f"{MARK}{output}", inside)
         for inner in op.inner:
             yield from candidates(inner, inside or op.opaque)
