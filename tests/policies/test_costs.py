@@ -157,6 +157,25 @@ def test_value_by_value_policies_refuse_the_plain_form(entry):
         counted("gpt", "dot", entry.policy, False)
 
 
+JAX = jax.checkpoint_policies
+
+
+@pytest.mark.parametrize(
+    ("spec", "theirs"),
+    [
+        ("none", JAX.everything_saveable),
+        ("full", JAX.nothing_saveable),
+        ("dots_saveable", JAX.dots_saveable),
+        ("dots_with_no_batch_dims_saveable", JAX.dots_with_no_batch_dims_saveable),
+        ("offload_dots_with_no_batch_dims", JAX.offload_dot_with_no_batch_dims("device", "pinned_host")),
+        ("save:query,attn_out", JAX.save_only_these_names("query", "attn_out")),
+    ],
+)
+def test_it_costs_what_jaxs_own_policy_of_that_name_does(spec, theirs):
+    ours = {case: count(*case, policies.get(spec)) for case in CASES}
+    assert ours == {case: count(*case, theirs) for case in CASES}
+
+
 # Worked out by hand, in bytes: units of 4·b·s·h = 4096; scores 4·b·n·s² = 8192; statistics 16 or 8 a row of 32; the
 # log-sum-exp 512.
 BY_HAND = {

@@ -17,7 +17,8 @@ MEGATRON = [
     ("--recompute-granularity full --recompute-method uniform", "full", ["1 is taken"]),
     ("--recompute-granularity full --recompute-method block --recompute-num-layers 12", "block:12", []),
     (
-        "--recompute-granularity full --recompute-method block --recompute-num-layers 3 --pipeline-model-parallel-size 2",
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 3 "
+        "--pipeline-model-parallel-size 2",
         "block:3",
         ["of one pipeline stage: give it to each of 2"],
     ),
