@@ -61,7 +61,8 @@ class Chip:
         raise ValueError(f"dtype: expected bfloat16, float16 or float32, got {dtype!r}")
 
 
-# GPU memory is cudaMemGetInfo's total, in GiB, on a machine of that kind. NVLink figures on the sheets count both
+# GPU memory is cudaMemGetInfo's total, in GiB, on a machine of that kind; TPU memory is what libtpu 0.0.42 names when a
+# program does not fit (v4: the sheet's). NVLink figures on the sheets count both
 # directions, so they are halved; PCIe gen 4 and 5 by 16 lanes carry 32 and 64 GB/s a direction. TPU links likewise
 # from the documentation's bidirectional figure; the host link of a TPU is a share of PCIe that the documentation
 # leaves out: the figures are the measured ones of jax-ml.github.io/scaling-book/tpus.
@@ -78,11 +79,11 @@ _ROWS = (
          "NVIDIA HGX B200 data sheet (2025), an eighth of the board"),
     Chip("v4", "TPU v4", 275e12, None, None, 32 * GIB, 1.228e12, 16e9, 270e9,
          "cloud.google.com/tpu/docs/v4; links: jax-ml.github.io/scaling-book/tpus"),
-    Chip("v5e", "TPU v5 lite", 197e12, None, None, 16 * GIB, 0.819e12, 16e9, 200e9,
+    Chip("v5e", "TPU v5 lite", 197e12, None, None, int(15.75 * GIB), 0.819e12, 16e9, 200e9,
          "cloud.google.com/tpu/docs/v5e"),
-    Chip("v5p", "TPU v5", 459e12, None, None, 95 * GIB, 2.765e12, 16e9, 600e9,
+    Chip("v5p", "TPU v5", 459e12, None, None, int(95.74 * GIB), 2.765e12, 16e9, 600e9,
          "cloud.google.com/tpu/docs/v5p"),
-    Chip("v6e", "TPU v6 lite", 918e12, None, None, 32 * GIB, 1.638e12, 32e9, 400e9,
+    Chip("v6e", "TPU v6 lite", 918e12, None, None, int(31.25 * GIB), 1.638e12, 32e9, 400e9,
          "cloud.google.com/tpu/docs/v6e"),
 )  # fmt: skip
 

@@ -40,8 +40,10 @@ def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.st
     here = devices(kind)
     placed = jax.tree.map(lambda leaf: place(leaf, here), args)
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    with _on_mesh_of(placed, here) if kind.described else contextlib.nullcontext():
+    if not kind.described:
         return jitted.lower(*placed)
+    with _on_mesh_of(placed, here):  # the platform by name: JAX would look for what "gpu" means on this machine
+        return jitted.trace(*placed).lower(lowering_platforms=(kind.platform,))
 
 
 def compiled(
@@ -67,10 +69,10 @@ def explained(error: Exception, kind: Target) -> CompileError:
     if "resource_exhausted" in everything or "out of memory" in everything:
         room = f" ({kind.hbm_bytes / 2**30:.1f} GiB)" if kind.hbm_bytes else ""
         return CompileError("out_of_memory", f"{kind.name}: the program does not fit the device{room}: {said}")
-    if "cudnn" in everything or "dnn_" in everything:
-        return CompileError("failed", f"{kind.name}: {said}; cuDNN attention needs cuDNN here: {pip_line('cudnn')}")
+    if "cudnn" in everything:
+        return CompileError("failed", f"{kind.name}: {said}; is cuDNN here? {pip_line('cudnn')}")
     if any(word in everything for word in ("libdevice", "ptxas", "nvlink")):
-        return CompileError("failed", f"{kind.name}: {said}; the CUDA compiler is missing: {pip_line('cuda')}")
+        return CompileError("failed", f"{kind.name}: {said}; is the CUDA compiler here? {pip_line('cuda')}")
     return CompileError("failed", f"{kind.name}: compile failed: {said}")
 
 

@@ -1,23 +1,24 @@
 """How much memory a program needs, as its compiler planned it."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jremat.graph import trace
+from jremat.graph import Graph, trace
 from jremat.measure import worker
 from jremat.measure.buffers import Buffer, Tags, largest_at_peak, tags_of
 from jremat.measure.compile import compiled, is_array, lower
 from jremat.measure.schedule import Schedule
-from jremat.measure.targets import BackendTooEarly, Target, target
+from jremat.measure.targets import BackendTooEarly, Target, TargetError, pip_line, target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +133,22 @@ def memory(
     """
     kind = _target(target)
     options = dict(compiler_options or {})
-    tags = _tags(fn, args)
-    request = {"xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags}
-    if timeout_seconds is None:
-        try:
-            return measured(lower(fn, args, kind), kind, **request)
-        except BackendTooEarly:
-            timeout_seconds = worker.PATIENCE_SECONDS
-    return worker.run(fn, args, kind, timeout_seconds, request)
+    with _cudnn_named(kind):
+        graph = _graph(fn, args)
+        if kind.platform == "cpu" and any(words in str(graph.program.jaxpr) for words in _OFFLOADS):
+            warnings.warn(
+                "memory: the program offloads to the host, and a CPU has one memory only: host_bytes shows nothing; "
+                "compile for a GPU or TPU, e.g. target='h200'",
+                stacklevel=2,
+            )
+        tags = tags_of(graph)
+        request = {"xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags}
+        if timeout_seconds is None:
+            try:
+                return measured(lower(fn, args, kind), kind, **request)
+            except BackendTooEarly:
+                timeout_seconds = worker.PATIENCE_SECONDS
+        return worker.run(fn, args, kind, timeout_seconds, request)
 
 
 def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin: float = 0.05, **options: Any) -> Fit:
@@ -188,12 +197,6 @@ def measured(
         + m.host_output_size_in_bytes
         - m.host_alias_size_in_bytes
     )
-    if kind.platform == "cpu" and "pinned_host" in lowered.as_text():
-        warnings.warn(
-            "memory: the program offloads to pinned_host, and a CPU has one memory only: host_bytes shows nothing; "
-            "compile for a GPU or TPU, e.g. target='h200'",
-            stacklevel=3,
-        )
     return Memory(
         target=kind.name,
         num_devices=kind.num_devices,
@@ -242,7 +245,22 @@ def _dumped(folder: Path) -> Schedule | None:
     return Schedule(found[-1].read_bytes()) if found else None
 
 
-def _tags(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tags:
+@contextlib.contextmanager
+def _cudnn_named(kind: Target) -> Iterator[None]:
+    """JAX asks for cuDNN while it traces cuDNN attention, and says only that it was not found."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "cuDNN not found" not in str(error):
+            raise
+        raise TargetError(f"{kind.name}: cuDNN attention needs cuDNN here; {pip_line('cudnn')}") from error
+
+
+# How a jaxpr spells a transfer to the host: a device_put to a memory space, or to a memory kind.
+_OFFLOADS = ("MemorySpace.Host", "pinned_host")
+
+
+def _graph(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
     leaves, tree = jax.tree.flatten(args)
     arrays = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves if is_array(leaf)]
 
@@ -250,7 +268,7 @@ def _tags(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tags:
         rest = iter(values)
         return fn(*jax.tree.unflatten(tree, [next(rest) if is_array(leaf) else leaf for leaf in leaves]))
 
-    return tags_of(trace(flat, *arrays))
+    return trace(flat, *arrays)
 
 
 def _local_bytes(kind: Target) -> int | None:

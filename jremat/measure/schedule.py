@@ -210,7 +210,16 @@ class Schedule:
                     if (number := wire.number(assigned, 1)) in self._buffers
                 ]
                 if lives and lives[0].space == DEVICE:
-                    yield max(lives, key=lambda life: (life.instruction.opcode == "parameter", life.nbytes))
+                    yield max(lives, key=self._telling)
+
+    def _telling(self, life: Life) -> tuple[bool, bool, int]:
+        """Of several values in one place, an argument names it best, then what computes, then what only carries."""
+        at = life.instruction
+        return (
+            at.id in self.entry_ids and at.opcode == "parameter",
+            at.opcode not in ("parameter", "tuple"),
+            life.nbytes,
+        )
 
     def alive_at_peak(self) -> tuple[int, list[Life]]:
         """Bytes of the heap at its peak, and the buffers alive then.

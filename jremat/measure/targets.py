@@ -66,7 +66,6 @@ class Target:
 
 # The smallest topologies of one host or less, by number of chips: cloud.google.com/tpu/docs, "configurations".
 _TPU_TOPOLOGIES = {
-    "v4": {1: "v4:2x2x1", 4: "v4:2x2x1", 8: "v4:2x2x2"},
     "v5e": {1: "v5e:2x2", 4: "v5e:2x2", 8: "v5e:2x4"},
     "v5p": {1: "v5p:2x2x1", 4: "v5p:2x2x1", 8: "v5p:2x2x2"},
     "v6e": {1: "v6e:2x2", 4: "v6e:2x2", 8: "v6e:2x4"},
@@ -92,8 +91,8 @@ def target(spec: "str | Target | Path") -> Target:
     >>> target("h20")
     Traceback (most recent call last):
     ...
-    ValueError: target: 'h20' is unknown; near: h200, h100, b200; known: cpu, local, a100, h100, h200, b200, v4, v5e, \
-v5p, v6e, each also as NAMExCOUNT, or a file.pbtxt
+    ValueError: target: 'h20' is unknown; near: h200, h100, b200; known: cpu, local, a100, h100, h200, b200, v5e, v5p, \
+v6e, each also as NAMExCOUNT, or a file.pbtxt
     """
     if isinstance(spec, Target):
         return spec
@@ -138,11 +137,8 @@ def devices(spec: "str | Target | Path") -> tuple[jax.Device, ...]:
             )
         return here[: kind.num_devices]
     require_plugin(kind)
-    # Both are read when the plugin registers, which is before the first backend starts; afterwards they do nothing.
-    # Without the first, the CUDA plugin refuses to register where its libraries are missing, and topologies with it;
-    # without the second, libtpu asks a metadata server that is not there.
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    for name, value in _environment(kind).items():
+        os.environ.setdefault(name, value)
     try:
         if kind.platform == "tpu":
             described = topologies.get_topology_desc(platform="tpu", topology_name=kind.description)
@@ -206,6 +202,18 @@ def pip_line(what: str) -> str:
         return "pip install --no-deps nvidia-cudnn-cu12"
     wanted = [r for r in importlib.metadata.requires("jax") or () if r.startswith("libtpu")]
     return f"pip install --no-deps '{wanted[0].split(';')[0].strip() if wanted else 'libtpu'}'"
+
+
+def _environment(kind: Target) -> dict[str, str]:
+    """What the plugin of a described target must find in the environment when it registers or loads."""
+    if kind.platform == "cuda":
+        # Read when the plugin registers, before the first backend starts, and of no effect after. Without it the
+        # plugin refuses to register where the CUDA libraries are missing, and there are no topologies then.
+        return {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    if any(Path("/dev").glob("accel*")):
+        return {}  # a real TPU: leave its library's settings alone
+    # Without these libtpu waits for a metadata server that is not there, and lets one process in at a time.
+    return {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true"}
 
 
 def _from_file(path: Path, count: int) -> Target:
