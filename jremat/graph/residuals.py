@@ -130,6 +130,7 @@ class _Origin:
     tag: str | None = None
     mark: str | None = None
     eqn: Any = None
+    source: str = ""
     place: int | None = None  # of the input that it is
     decision: Decision = SAVE
     constant: bool = False
@@ -141,7 +142,7 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
     eqn = next((e for e in jaxpr.eqns if var in e.outvars), None)
     if eqn is None:
         return _Origin(var, var.aval, constant=True)
-    name, k = eqn.primitive.name, eqn.outvars.index(var)
+    name, k, line = eqn.primitive.name, eqn.outvars.index(var), user_line(eqn)
     if name == "reduce_precision" and not isinstance(eqn.invars[0], core.Literal):
         return _origin(jaxpr, eqn.invars[0])  # remat rounds what it keeps; the value is the one before
     if name == "device_put":
@@ -151,21 +152,28 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
     if tag is not None:
         given = eqn.invars[0]
         made = _Origin(var, var.aval) if isinstance(given, core.Literal) else _origin(jaxpr, given)
-        if tag.startswith(MARK):
-            name = made.tag or _tag_read(jaxpr, var)
-            return replace(made, key=var, tag=name, mark=tag, eqn=made.eqn or eqn, place=None, constant=False)
-        return _Origin(var, var.aval, tag=tag, mark=tag, eqn=made.eqn or eqn)
+        if made.eqn is None:
+            made = replace(made, eqn=eqn, source=line)
+        name = (made.tag or _tag_read(jaxpr, var)) if tag.startswith(MARK) else tag
+        return replace(made, key=var, tag=name, mark=tag, place=None, constant=False)
     if name in CALLS or name == "scan":
         inner = opened(inner_jaxprs(eqn)[0][0])
         if not isinstance(inner.outvars[k], core.Literal):
             origin = _origin(inner, inner.outvars[k])
             if origin.place is not None and name in CALLS:
                 given = eqn.invars[origin.place]
-                return _Origin(var, var.aval, eqn=eqn) if isinstance(given, core.Literal) else _origin(jaxpr, given)
+                return (
+                    _Origin(var, var.aval, eqn=eqn, source=line)
+                    if isinstance(given, core.Literal)
+                    else _origin(jaxpr, given)
+                )
             stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
             copies = origin.copies * (eqn.params["length"] if stacked else 1)
-            return replace(origin, key=var, copies=copies, eqn=origin.eqn or eqn, place=None, constant=False)
-    return _Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn)
+            source = user_line(origin.eqn, eqn) if name in CALLS and origin.eqn is not None else origin.source or line
+            return replace(
+                origin, key=var, copies=copies, eqn=origin.eqn or eqn, source=source, place=None, constant=False
+            )
+    return _Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn, source=line)
 
 
 def _tag_read(jaxpr: Any, var: Any) -> str | None:
@@ -194,4 +202,4 @@ def _row(origin: _Origin, paths: tuple[str, ...]) -> Residual:
         return Residual(kind="constant", family="constant", primitive="constant", source="closed over", **facts)
     primitive = origin.eqn.primitive.name
     family = family_of(primitive, origin.eqn.params) if primitive != "name" else "other"
-    return Residual(kind="kept", family=family, primitive=primitive, source=user_line(origin.eqn), **facts)
+    return Residual(kind="kept", family=family, primitive=primitive, source=origin.source, **facts)

@@ -169,7 +169,7 @@ class _Reader:
         inputs = tuple(env[v] for v in jaxpr.invars)
         return Graph(values, tuple(ops), inputs, tuple(env[v] for v in jaxpr.constvars), outputs, program)
 
-    def _equations(self, jaxpr, env, values, ops, prefix, repeats) -> None:
+    def _equations(self, jaxpr, env, values, ops, prefix, repeats, call=None) -> None:
         for eqn in jaxpr.eqns:
             if eqn.primitive.name in CALLS:
                 inner = opened(_jaxprs_in(eqn.params)[0])
@@ -179,14 +179,14 @@ class _Reader:
 
                 scope = {var: _constant(values, prefix, var.aval, repeats) for var in inner.constvars}
                 scope |= {var: outside(given) for var, given in zip(inner.invars, eqn.invars)}
-                self._equations(inner, scope, values, ops, prefix, repeats)
+                self._equations(inner, scope, values, ops, prefix, repeats, eqn)
                 for out, made in zip(eqn.outvars, inner.outvars):
                     literal = isinstance(made, core.Literal)
                     env[out] = _constant(values, prefix, made.aval, repeats) if literal else scope[made]
                 continue
-            ops.append(self._op(eqn, env, values, f"{prefix}{len(ops)}", repeats))
+            ops.append(self._op(eqn, env, values, f"{prefix}{len(ops)}", repeats, call))
 
-    def _op(self, eqn, env, values, op_id, repeats) -> Op:
+    def _op(self, eqn, env, values, op_id, repeats, call) -> Op:
         tag = tagged_name(eqn.primitive, eqn.params)
         name = eqn.primitive.name if tag is None else "name"  # a tag has another primitive under jax_remat3
         avals, made = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
@@ -208,7 +208,7 @@ class _Reader:
             combine = max if name == "cond" else sum
             matmul += combine(g.matmul_flops * times for g, (_, times) in zip(inner, jaxprs))
             other += combine(g.other_flops * times for g, (_, times) in zip(inner, jaxprs))
-        source = user_line(eqn)
+        source = user_line(eqn, call)
         outputs = tuple(op_id if k == 0 else f"{op_id}:{k}" for k in range(len(made)))
         for out, var in zip(outputs, eqn.outvars):
             facts = {"name": tag, "family": family, "primitive": name, "flops": matmul + other}
@@ -249,21 +249,29 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("flax", "chex", "jax", "optax"))
 
 
-def user_line(eqn: Any) -> str:
-    """The user's line that an equation comes from: ``file.py:12 (function)``."""
-    return _line_of(eqn.source_info.traceback)
+def user_line(eqn: Any, call: Any = None) -> str:
+    """The user's line that an equation comes from: ``file.py:12 (function)``.
+
+    Args:
+        eqn: the equation.
+        call: the call that it is inside of, if any. JAX remembers the inside of a library's jitted function with the
+            line of whoever called it first; such an equation comes from the line of its own call.
+    """
+    frames = _user_frames(eqn.source_info.traceback)
+    if call is not None and call.params.get("name") not in {function for _, function in frames}:
+        return user_line(call) or (frames[0][0] if frames else "")
+    return frames[0][0] if frames else ""
 
 
 @functools.lru_cache(maxsize=4096)
-def _line_of(traceback: Any) -> str:
-    frames = [
-        frame
-        for frame in source_info_util.user_frames(traceback)
-        if not frame.file_name.startswith(_OURS) and not any(part in frame.file_name for part in _LIBRARIES)
-    ]
-    if not frames:
-        return ""
-    return f"{Path(frames[0].file_name).name}:{frames[0].start_line} ({frames[0].function_name.rpartition('.')[2]})"
+def _user_frames(traceback: Any) -> tuple[tuple[str, str], ...]:
+    """(line, function) of the user's frames, innermost first."""
+    found = []
+    for frame in source_info_util.user_frames(traceback):
+        if not frame.file_name.startswith(_OURS) and not any(part in frame.file_name for part in _LIBRARIES):
+            function = frame.function_name.rpartition(".")[2]
+            found.append((f"{Path(frame.file_name).name}:{frame.start_line} ({function})", function))
+    return tuple(found)
 
 
 def scopes(eqn: Any) -> str:
