@@ -39,9 +39,18 @@ def parse(config: type[T], program: str, argv: Sequence[str] | None) -> T:
 
 def fail(program: str, message: object, code: int = 2) -> int:
     """Say in one line on stderr what went wrong; returns the exit code."""
-    text = " ".join(str(message).split())
-    print(f"{program}: error: {text}", file=sys.stderr, flush=True)
+    _say(program, "error", message)
     return code
+
+
+def warn(program: str, message: object) -> None:
+    """Say in one line on stderr what the user should know."""
+    _say(program, "warning", message)
+
+
+def _say(program: str, kind: str, message: object) -> None:
+    text = " ".join(str(message).split())
+    print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
 
 
 def one_line(box: str, flags: Sequence[str] = ()) -> str:

@@ -151,6 +151,9 @@ class Run:
                 part for part in (self.model, self.text, self.optimizer, self.logging, self) if hasattr(part, name)
             )
             _at_least(name, getattr(part, name), least)
+        for name in ("seed", "steps"):
+            if getattr(self, name) > _INT32:
+                raise ValueError(f"{name}: expected at most {_INT32}, got {getattr(self, name)}")
         if self.model.dropout is not None:
             _within("dropout", self.model.dropout, 0, 1, "a rate of at least 0 and below 1")
         optimizer = self.optimizer
@@ -166,6 +169,8 @@ class Run:
         if self.resume and self.out is None:
             raise ValueError("resume: needs --out DIR, the run to go on with")
 
+
+_INT32 = 2**31 - 1  # JAX's integers, unless it is told otherwise
 
 # Every count among the flags, with the least that makes sense; None stands for "the default".
 _LEAST = {

@@ -5,6 +5,7 @@ import sysconfig
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Corpus:
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
-    @property
+    @cached_property
     def ends(self) -> np.ndarray:
         """Where each file ends in the row of all tokens, int64 [files]."""
         return np.fromiter(accumulate(self.lengths), np.int64, len(self.lengths))
@@ -84,7 +85,9 @@ def open_corpus(path: Path | None) -> Corpus:
     if not path.exists():
         raise ValueError(f"data: no such file or folder: {path}")
     if path.is_dir():
-        return _folder(path, str(path), sorted(_files(path)))
+        return _folder(path, str(path), list(_files(path)))
+    if not path.is_file():
+        raise ValueError(f"data: expected a file or a folder, got neither: {path}")
     if path.suffix == ".bin":
         size = _size(path)
         if size % 2:
@@ -104,12 +107,16 @@ def standard_library() -> Corpus:
     left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
     kept = [p for p in _files(root) if p.suffix == ".py" and not left_out.intersection(p.relative_to(root).parts)]
     python = sysconfig.get_python_version()
-    return _folder(root, f"the standard library of Python {python}", sorted(kept))
+    return _folder(root, f"the standard library of Python {python}", kept)
 
 
 def _files(root: Path) -> Iterator[Path]:
     """Every file under ``root``; hidden files and folders are left out, links to folders not followed."""
-    for folder, folders, names in os.walk(root):
+
+    def refuse(error: OSError) -> None:
+        raise ValueError(f"data: cannot read {error.filename}: {error.strerror}") from error
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 

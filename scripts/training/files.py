@@ -53,7 +53,7 @@ def make_folder(path: Path) -> None:
     """Make ``path``, its parents too, and see that files can be written there.
 
     Raises:
-        ValueError: the operating system refuses; what was made on the way is gone again.
+        OSError: the operating system refuses; what was made on the way is gone again.
     """
     missing = [p for p in (path, *path.parents) if not p.exists()]
     try:
@@ -63,7 +63,7 @@ def make_folder(path: Path) -> None:
         for made in missing:
             with contextlib.suppress(OSError):
                 made.rmdir()
-        raise ValueError(f"out: cannot write in {path}: {error.strerror}") from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def probe(folder: Path) -> None:

@@ -126,10 +126,7 @@ def train(
             done += 1
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 writer.wait()
-                raise Diverged(
-                    f"step {done}: the loss is {loss}, the gradient's norm {grad_norm}; "
-                    f"the last good snapshot is {writer.last or 'none'}"
-                )
+                raise Diverged(f"step {done}: the loss is {loss}, the gradient's norm {grad_norm}; {writer.last_good}")
             seconds.append(took)
             row = {
                 "step": done,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jremat.estimate.config import TransformerConfig
+from jremat.policy import Policy
 from models.transformer import Transformer, init_params
 from scripts.training import snapshots
 from scripts.training.architecture import architecture
@@ -76,6 +77,8 @@ def prepare(run: Run) -> Job:
     config = architecture(run.model, run.text.vocab_size)
     if run.text.seq > config.max_seq:
         raise ValueError(f"seq: expected at most {config.max_seq}, the model's longest sequence, got {run.text.seq}")
+    if config.attention == "cudnn" and jax.default_backend() != "gpu":
+        raise ValueError(f"attention: cudnn needs an NVIDIA GPU, this runs on {jax.default_backend()}; use blockwise")
     batches = Batches(open_corpus(run.text.data), run.text.seq, run.seed)
     batches.check(config.vocab_size)
     plan = remat(run.policy, run.stack, config, run.text.micro_batch, run.text.seq)
@@ -85,6 +88,9 @@ def prepare(run: Run) -> Job:
     resumed, warnings = _resumed(files, described) if run.resume else _unused(files)
     if resumed is not None and resumed.step > run.steps:
         raise ValueError(f"steps: the snapshot {resumed.path} has {resumed.step} already, got {run.steps}")
+
+    if isinstance(plan.plan, Policy) and plan.plan.offloads and jax.default_backend() == "cpu":
+        warnings.append(f"policy: {run.policy!r} moves values to the host's memory, where a CPU keeps them already")
 
     model, adamw = plan.model(config), optimizer(run)
     state = jax.eval_shape(_maker(config, adamw, run.seed))

@@ -1,9 +1,10 @@
 """One run from its flags to its summary: check, compile, train, sum up."""
 
 import json
-import sys
 import time
+import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -12,7 +13,7 @@ import jax
 from rich.console import Console
 
 from jremat.measure import Peak
-from scripts.cli import fail
+from scripts.cli import fail, warn
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
 from scripts.training.files import make_folder, rewind, write_json
@@ -24,33 +25,40 @@ from scripts.training.snapshots import SnapshotError, Writer
 
 def session(run: Run, program: str) -> int:
     """Run it; returns the exit code. Whatever a user can meet is told in one line on stderr."""
-    try:
-        job = prepare(run)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: warn(program, message)
+        try:
+            job = prepare(run)
+        except ValueError as error:
+            return fail(program, error)
         for warning in job.warnings:
-            print(f"{program}: warning: {warning}", file=sys.stderr, flush=True)
-        return _run(job)
-    except (ValueError, SnapshotError) as error:
-        return fail(program, error)
-    except OSError as error:
-        return fail(program, f"cannot write {error.filename or 'to the disk'}: {error.strerror}")
-    except Diverged as error:
-        return fail(program, error, 1)
-    except KeyboardInterrupt:
-        return fail(program, "stopped at once; nothing was saved after the last snapshot", 130)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return fail(program, f"out of device memory under {run.policy}; a policy that keeps less may fit", 1)
+            warn(program, warning)
+        try:
+            return _run(job)
+        except SnapshotError as error:
+            return fail(program, error)
+        except OSError as error:
+            return fail(program, f"cannot read or write {error.filename or 'a file'}: {error.strerror}")
+        except Diverged as error:
+            return fail(program, error, 1)
+        except KeyboardInterrupt:
+            return fail(program, "stopped at once; nothing was saved after the last snapshot", 130)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return fail(program, f"out of device memory under {run.policy}; a policy that keeps less may fit", 1)
 
 
 def _run(job: Job) -> int:
     run = job.run
     flops = model_flops(job.config, run.batch * run.text.seq, run.text.seq)
-    began = time.perf_counter()
-    compiled = job.step.compile()
-    compile_seconds = time.perf_counter() - began
+    with ThreadPoolExecutor(1) as beside:  # the program that makes the parameters takes its time to compile, too
+        made = beside.submit(job.initial)
+        began = time.perf_counter()
+        compiled = job.step.compile()
+        compile_seconds = time.perf_counter() - began
+        state = made.result()
     memory, peak = step_bytes(compiled), matmul_peak(job.config.compute_dtype)
-    state = job.initial()
 
     make_folder(job.files.out)
     write_json(job.files.description, {"description": job.description, "policy": run.policy, "flags": _flags(run)})

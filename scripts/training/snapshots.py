@@ -93,6 +93,11 @@ class Writer:
             shutil.rmtree(aside, ignore_errors=True)
             damaged.rename(aside)
 
+    @property
+    def last_good(self) -> str:
+        """For people: which snapshot to go back to."""
+        return f"the last good snapshot is {self.last}" if self.last else "there is no snapshot before it"
+
     def save(self, state: Any, step: int) -> None:
         """Copy the state to the host and start writing it; waits only for a snapshot that is still being written.
 
@@ -134,8 +139,7 @@ class Writer:
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise SnapshotError(
-                f"cannot write the snapshot of step {step} in {self.folder}: {_reason(error)}; "
-                f"the last good snapshot is {self.last or 'none'}"
+                f"cannot write the snapshot of step {step} in {self.folder}: {_reason(error)}; {self.last_good}"
             ) from error
         for old in sorted(_finished(self.folder), key=_step_of)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)

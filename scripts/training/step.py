@@ -54,7 +54,7 @@ def train_step(
         )
         updates, inner = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        return State(params, inner, state.step + 1), Metrics(loss, optax.global_norm(grads))
+        return State(params, inner, state.step + 1), Metrics(loss, optax.tree.norm(grads))
 
     return step
 
