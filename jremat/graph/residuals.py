@@ -187,19 +187,24 @@ def _to_host(eqn: Any) -> bool:
 
 
 def _row(origin: _Origin, paths: tuple[str, ...]) -> Residual:
-    facts = {
-        "name": origin.tag,
-        "shape": tuple(origin.aval.shape),
-        "dtype": str(origin.aval.dtype),
-        "copies": origin.copies,
-        "bytes": aval_bytes(origin.aval) * origin.copies,
-        "decision": origin.decision,
-        "mark": origin.mark,
-    }
+    kind, family, primitive, source = "kept", "other", "name", origin.source
     if origin.place is not None:
-        return Residual(kind="input", family="input", primitive="input", source=paths[origin.place], **facts)
-    if origin.constant:
-        return Residual(kind="constant", family="constant", primitive="constant", source="closed over", **facts)
-    primitive = origin.eqn.primitive.name
-    family = family_of(primitive, origin.eqn.params) if primitive != "name" else "other"
-    return Residual(kind="kept", family=family, primitive=primitive, source=origin.source, **facts)
+        kind, family, primitive, source = "input", "input", "input", paths[origin.place]
+    elif origin.constant:
+        kind, family, primitive, source = "constant", "constant", "constant", "closed over"
+    elif tagged_name(origin.eqn.primitive, origin.eqn.params) is None:
+        primitive = origin.eqn.primitive.name
+        family = family_of(primitive, origin.eqn.params)
+    return Residual(
+        name=origin.tag,
+        shape=tuple(origin.aval.shape),
+        dtype=str(origin.aval.dtype),
+        copies=origin.copies,
+        bytes=aval_bytes(origin.aval) * origin.copies,
+        kind=kind,
+        decision=origin.decision,
+        family=family,
+        primitive=primitive,
+        source=source,
+        mark=origin.mark,
+    )

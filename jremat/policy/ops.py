@@ -188,5 +188,5 @@ def tagged_name(primitive: Primitive, params: Mapping[str, Any]) -> str | None:
     if primitive.name == "name":
         return params["name"]
     # Newer JAX may carry checkpoint_name as a high-level primitive object under a generic call.
-    inner = params.get("_prim")
+    inner: Any = params.get("_prim")
     return inner.name if type(inner).__name__ == "CheckpointName" else None

@@ -54,7 +54,8 @@ def candidates(graph: Graph, inside: bool = False) -> Iterator[Candidate]:
                 value, within = graph.values[output], op.inside(output)
                 tagged_within = within is not None and within.primitive == "name"  # the tag in there is the value
                 if value.dtype != "None" and not tagged_within:
-                    yield Candidate(op, value, value.name if inside else f"{MARK}{output}", inside)
+                    mark = value.name if inside and value.name else f"{MARK}{output}"
+                    yield Candidate(op, value, mark, inside)
         for inner in op.inner:
             yield from candidates(inner, inside or op.opaque)
 

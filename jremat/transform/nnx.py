@@ -67,4 +67,5 @@ def remat_nnx(
 def remat_nnx_class(block: type[nnx.Module], policy: Policy, **options: Any) -> type[nnx.Module]:
     """A subclass of an NNX module class whose ``__call__`` is rematted; ``block`` is left as it is."""
     call = remat_nnx(block.__call__, policy, **options)
-    return type(block)(block.__name__, (block,), {"__call__": call, "__module__": block.__module__})
+    metaclass: Any = type(block)
+    return metaclass(block.__name__, (block,), {"__call__": call, "__module__": block.__module__})
