@@ -1,0 +1,230 @@
+"""A stack of layers as a few loops, each with a forward and a backward pass; parameters are indexed, never copied."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jremat.transform.layer import Flat, Leaves, SplitLayer
+from jremat.transform.offload import from_host, to_host
+from jremat.transform.schedule import Tables
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What every layer reads: parameters stacked on their first axis, and what all layers share."""
+
+    stacked: Leaves
+    shared: Leaves
+
+    def layer(self, i: Any) -> Leaves:
+        """The parameters of layer ``i``."""
+        return [lax.dynamic_index_in_dim(leaf, i, keepdims=False) for leaf in self.stacked]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the backward loops carry: of the state between two layers, of the stacked and of the shared leaves."""
+
+    carry: Leaves
+    stacked: Leaves
+    shared: Leaves
+
+    def after(self, split: SplitLayer, weights: Weights, kept: Leaves, i: Any) -> "Gradients":
+        """One layer further back; its parameters' gradient is written in place."""
+        own, shared, carry = split.backward(weights.layer(i), weights.shared, kept, self.carry)
+        stacked = [lax.dynamic_update_index_in_dim(all_, one, i, 0) for all_, one in zip(self.stacked, own)]
+        return Gradients(carry, stacked, [total + one for total, one in zip(self.shared, shared)])
+
+
+jax.tree_util.register_dataclass(Gradients, data_fields=["carry", "stacked", "shared"], meta_fields=[])
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """A pattern of layers, repeated; each keeps what its own policy says.
+
+    Args:
+        splits: the layer cut in two, under each policy of the pattern.
+        repeats: how often the pattern is repeated.
+    """
+
+    splits: tuple[SplitLayer, ...]
+    repeats: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.splits) * self.repeats
+
+    def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
+        """Forward, with what the backward pass needs, stacked over the repeats."""
+
+        def turn(carry: Leaves, r: Any) -> tuple[Leaves, list[Leaves]]:
+            kept = []
+            for k, split in enumerate(self.splits):
+                own = weights.layer(start + r * len(self.splits) + k)
+                carry, residuals = split.forward(own, weights.shared, carry)
+                kept.append(residuals)
+            return carry, kept
+
+        return lax.scan(turn, carry, jnp.arange(self.repeats))
+
+    def backward(self, weights: Weights, start: Any, saved: Any, gradients: Gradients) -> Gradients:
+        """Backward from what ``forward`` kept."""
+
+        def turn(gradients: Gradients, given: Any) -> tuple[Gradients, None]:
+            r, kept = given
+            for k in reversed(range(len(self.splits))):
+                i = start + r * len(self.splits) + k
+                gradients = gradients.after(self.splits[k], weights, kept[k], i)
+            return gradients, None
+
+        return lax.scan(turn, gradients, (jnp.arange(self.repeats), saved), reverse=True)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Groups of layers, each replayed as a whole: only a group's input is kept.
+
+    Args:
+        block: the layer as written, to run a group where nothing is kept.
+        inside: the loops of one group.
+        repeats: how many groups.
+        host: whether the groups' inputs are kept in pinned host memory.
+    """
+
+    block: Flat
+    inside: tuple["Loop", ...]
+    repeats: int
+    host: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(loop.num_layers for loop in self.inside)
+
+    @property
+    def num_layers(self) -> int:
+        return self.size * self.repeats
+
+    def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
+        """Forward, with the input of every group."""
+
+        def turn(carry: Leaves, g: Any) -> tuple[Leaves, Leaves]:
+            boundary = to_host(carry) if self.host else carry
+            return run(self.block, weights, start + g * self.size, carry, self.size), boundary
+
+        return lax.scan(turn, carry, jnp.arange(self.repeats))
+
+    def backward(self, weights: Weights, start: Any, saved: Any, gradients: Gradients) -> Gradients:
+        """Backward: each group is run again from its input, then taken back."""
+
+        def turn(gradients: Gradients, given: Any) -> tuple[Gradients, None]:
+            g, boundary = given
+            boundary = from_host(boundary) if self.host else boundary
+            if self.repeats == 1:  # a loop of one turn is unrolled, and XLA would merge the replay with the forward
+                boundary = lax.optimization_barrier(boundary)
+            with jax.named_scope("rematted_computation"):
+                _, kept = forward_all(self.inside, weights, start + g * self.size, boundary)
+            return backward_all(self.inside, weights, start + g * self.size, kept, gradients), None
+
+        return lax.scan(turn, gradients, (jnp.arange(self.repeats), saved), reverse=True)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """Layers reversed by a schedule: two tables drive one loop, so compile time doesn't grow with the schedule.
+
+    Args:
+        block, split: the layer as it is run, and cut in two.
+        tables: the schedule for a machine of registers.
+    """
+
+    block: Flat
+    split: SplitLayer
+    tables: Tables
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.tables.turns)
+
+    def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
+        """Forward, with the states that the schedule stores on its way."""
+        states = [jnp.zeros((self.tables.registers, *x.shape), x.dtype) for x in carry]
+        states = _write(states, carry, 0)
+
+        def turn(states: Leaves, row: Any) -> tuple[Leaves, None]:
+            i, read, write = row
+            after = self.block(weights.layer(start + i), weights.shared, _read(states, read))
+            return _write(states, after, write), None
+
+        rows = (
+            jnp.arange(self.num_layers - 1),
+            jnp.asarray(self.tables.sweep[:, 0]),
+            jnp.asarray(self.tables.sweep[:, 1]),
+        )
+        states, _ = lax.scan(turn, states, rows)
+        last = weights.layer(start + self.num_layers - 1)
+        return self.block(last, weights.shared, _read(states, int(self.tables.turns[0, 2]))), states
+
+    def backward(self, weights: Weights, start: Any, saved: Any, gradients: Gradients) -> Gradients:
+        """Backward: before each layer's turn, the steps that bring its input back."""
+        table = jnp.asarray(self.tables.replay)
+
+        def step(t: Any, states: Leaves) -> Leaves:
+            i, read, write = table[t]
+            after = self.block(weights.layer(start + i), weights.shared, _read(states, read))
+            return _write(states, after, write)
+
+        def turn(state: tuple[Leaves, Gradients], given: Any) -> tuple[Any, None]:
+            (states, gradients), (i, (begin, end, read)) = state, given
+            with jax.named_scope("rematted_computation"):
+                if len(self.tables.replay):
+                    states = lax.fori_loop(begin, end, step, states)
+                _, kept = self.split.forward(weights.layer(start + i), weights.shared, _read(states, read))
+            return (states, gradients.after(self.split, weights, kept, start + i)), None
+
+        layers = jnp.arange(self.num_layers)[::-1]
+        return lax.scan(turn, (saved, gradients), (layers, tuple(jnp.asarray(self.tables.turns).T)))[0][1]
+
+
+Loop = Repeat | Group | Scheduled
+
+
+def run(block: Flat, weights: Weights, start: Any, carry: Leaves, num_layers: int) -> Leaves:
+    """Forward through ``num_layers`` layers, nothing kept."""
+
+    def turn(carry: Leaves, i: Any) -> tuple[Leaves, None]:
+        return block(weights.layer(start + i), weights.shared, carry), None
+
+    return lax.scan(turn, carry, jnp.arange(num_layers))[0]
+
+
+def forward_all(loops: tuple[Loop, ...], weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, list[Any]]:
+    """Forward through loop after loop, with what each keeps."""
+    saved = []
+    for loop in loops:
+        carry, kept = loop.forward(weights, start, carry)
+        saved.append(kept)
+        start = start + loop.num_layers
+    return carry, saved
+
+
+def backward_all(
+    loops: tuple[Loop, ...], weights: Weights, start: Any, saved: list[Any], gradients: Gradients
+) -> Gradients:
+    """Back through loop after loop, last first."""
+    start = start + sum(loop.num_layers for loop in loops)
+    for loop, kept in zip(reversed(loops), reversed(saved)):
+        start = start - loop.num_layers
+        gradients = loop.backward(weights, start, kept, gradients)
+    return gradients
+
+
+def _read(states: Leaves, register: Any) -> Leaves:
+    return [lax.dynamic_index_in_dim(state, register, keepdims=False) for state in states]
+
+
+def _write(states: Leaves, carry: Leaves, register: Any) -> Leaves:
+    return [lax.dynamic_update_index_in_dim(state, x, register, 0) for state, x in zip(states, carry)]

@@ -1,0 +1,51 @@
+"""Values in pinned host memory between the forward and the backward pass."""
+
+import warnings
+from collections.abc import Iterable
+
+import jax
+
+from jremat.policy import OFFLOAD, SAVE, Policy
+
+BOUNDARY = "block_in"
+"""The tag under which a policy speaks of a block's input, and so of a group's."""
+
+
+def to_host(leaves: list[jax.Array]) -> list[jax.Array]:
+    """The same values in pinned host memory."""
+    return [jax.device_put(x, jax.memory.Space.Host) for x in leaves]
+
+
+def from_host(leaves: list[jax.Array]) -> list[jax.Array]:
+    """The same values back in device memory."""
+    return [jax.device_put(x, jax.memory.Space.Device) for x in leaves]
+
+
+def boundary_on_host(policy: Policy) -> bool:
+    """Whether a policy sends a block's input to the host.
+
+    >>> boundary_on_host(Policy.offload("block_in")), boundary_on_host(Policy.save("block_in"))
+    (True, False)
+    """
+    return policy.decide(names=[BOUNDARY]) is OFFLOAD
+
+
+def inside_group(policy: Policy) -> Policy:
+    """What a group's replay keeps where the group's own input waits on the host: there and back within one replay
+    would be a detour, so a layer's input stays on the device."""
+    if not boundary_on_host(policy):
+        return policy
+    names = tuple((n, SAVE if n == BOUNDARY else d) for n, d in policy.names)
+    return Policy(names, policy.families, policy.values, policy.default, policy.optional, policy.fingerprint)
+
+
+def warn_where_ignored(policies: Iterable[Policy]) -> None:
+    """A warning where the default backend keeps one kind of memory only, so that an offload moves nothing."""
+    chosen = sorted({p.spec for p in policies if p.offloads})
+    if chosen and jax.default_backend() == "cpu":
+        warnings.warn(
+            f"policy: {', '.join(chosen)} offloads to pinned_host, which the cpu backend ignores: nothing moves and no "
+            "memory is saved there (a program compiled for a GPU or TPU target does move it)",
+            UserWarning,
+            stacklevel=3,
+        )
