@@ -109,7 +109,9 @@ def _logsumexp(logits):
 
 
 def _picked(logits, labels):
-    return jnp.take_along_axis(logits, labels[..., None], -1, mode="fill")[..., 0].astype(jnp.float32)
+    inside = (labels >= 0) & (labels < logits.shape[-1])  # a negative index would count from the end
+    picked = jnp.take_along_axis(logits, jnp.where(inside, labels, 0)[..., None], -1)[..., 0]
+    return jnp.where(inside, picked.astype(jnp.float32), jnp.nan)
 
 
 def _dlogits(logits, labels, lse, g):

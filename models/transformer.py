@@ -158,7 +158,7 @@ def block_apply(
     Returns:
         A function of one layer's slice of ``params["blocks"]`` and a ``Carry``.
     """
-    block = remat(Block)(config)
+    block = remat(Block)(config, parent=None)  # a module of its own, also where one is being applied
 
     def apply(layer_parameters: Params, carry: Carry) -> Carry:
         key = layer_key(carry.key, carry.layer)
@@ -258,7 +258,8 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens, key):
         c = self.config
-        x = self.token_embedding.at[tokens].get(mode="fill", fill_value=jnp.nan).astype(c.compute_dtype)
+        rows = self.token_embedding.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        x = rows.astype(c.compute_dtype)
         if c.positions == "learned":
             x += self.position_embedding[: tokens.shape[1]].astype(c.compute_dtype)
         return _dropped(x, key, c.dropout)
