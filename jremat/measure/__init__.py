@@ -2,7 +2,7 @@
 
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import CompileError
-from jremat.measure.memory import Fit, Memory, fits, memory
+from jremat.measure.memory import Fit, Memory, fits, memory, program
 from jremat.measure.step import (
     DeviceMemory,
     Peak,
@@ -35,6 +35,7 @@ __all__ = [
     "memory",
     "mesh",
     "peak_of",
+    "program",
     "target",
     "throughput",
     "time_step",

@@ -132,23 +132,58 @@ def memory(
     (16384, 16384, True)
     """
     kind = _target(target)
-    options = dict(compiler_options or {})
     with _cudnn_named(kind):
-        graph = _graph(fn, args)
-        if kind.platform == "cpu" and any(words in str(graph.program.jaxpr) for words in _OFFLOADS):
-            warnings.warn(
-                "memory: the program offloads to the host, and a CPU has one memory only: host_bytes shows nothing; "
-                "compile for a GPU or TPU, e.g. target='h200'",
-                stacklevel=2,
-            )
-        tags = tags_of(graph)
-        request = {"xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags}
+        request = _request(fn, args, kind, xla_remat, compiler_options, num_buffers)
         if timeout_seconds is None:
             try:
-                return measured(lower(fn, args, kind), kind, **request)
+                return measured(lower(fn, args, kind), kind, **request)[0]
             except BackendTooEarly:
                 timeout_seconds = worker.PATIENCE_SECONDS
         return worker.run(fn, args, kind, timeout_seconds, request)
+
+
+def program(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str | Target | Path = "local",
+    xla_remat: bool = False,
+    compiler_options: Mapping[str, Any] | None = None,
+    num_buffers: int = 12,
+) -> tuple[Memory, jax.stages.Compiled]:
+    """``memory`` together with the program itself, which can be called where the device is here: one compile for both.
+
+    Args:
+        fn, args, target, xla_remat, compiler_options, num_buffers: as ``memory``.
+
+    >>> import jax.numpy as jnp
+    >>> found, double = program(lambda x: 2 * x, jnp.ones(3), target="cpu")
+    >>> double(jnp.ones(3)).tolist(), found.output_bytes
+    ([2.0, 2.0, 2.0], 12)
+    """
+    kind = _target(target)
+    with _cudnn_named(kind):
+        request = _request(fn, args, kind, xla_remat, compiler_options, num_buffers)
+        return measured(lower(fn, args, kind), kind, **request)
+
+
+def _request(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kind: Target,
+    xla_remat: bool,
+    compiler_options: Mapping[str, Any] | None,
+    num_buffers: int,
+) -> dict[str, Any]:
+    """What ``measured`` needs beside the program: read from the function's graph, and what the caller chose."""
+    graph = _graph(fn, args)
+    if kind.platform == "cpu" and any(words in str(graph.program.jaxpr) for words in _OFFLOADS):
+        warnings.warn(
+            "memory: the program offloads to the host, and a CPU has one memory only: host_bytes shows nothing; "
+            "compile for a GPU or TPU, e.g. target='h200'",
+            stacklevel=3,
+        )
+    options = dict(compiler_options or {})
+    return {"xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags_of(graph)}
 
 
 def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin: float = 0.05, **options: Any) -> Fit:
@@ -179,8 +214,8 @@ def measured(
     compiler_options: Mapping[str, Any],
     num_buffers: int,
     tags: Tags,
-) -> Memory:
-    """Compile what was lowered for ``kind``, and read its memory."""
+) -> tuple[Memory, jax.stages.Compiled]:
+    """Compile what was lowered for ``kind``, and read its memory; the program can be run where the device is here."""
     with tempfile.TemporaryDirectory(prefix="jremat-") as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True} if num_buffers else {}
         start = time.perf_counter()
@@ -197,7 +232,7 @@ def measured(
         + m.host_output_size_in_bytes
         - m.host_alias_size_in_bytes
     )
-    return Memory(
+    found = Memory(
         target=kind.name,
         num_devices=kind.num_devices,
         argument_bytes=m.argument_size_in_bytes,
@@ -213,6 +248,7 @@ def measured(
         flags=_flags(xla_remat, compiler_options),
         label=kind.label,
     )
+    return found, program
 
 
 def versions(kind: Target) -> dict[str, str]:

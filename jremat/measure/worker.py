@@ -184,7 +184,7 @@ def main(folder: str) -> None:
     answer: Any
     try:
         call = jax.jit(job.program.call, donate_argnums=job.donated)
-        answer = measured(lower(call, job.args, job.target), job.target, **job.request)
+        answer, _ = measured(lower(call, job.args, job.target), job.target, **job.request)
     except (CompileError, TargetError, ValueError) as error:
         answer = error.with_traceback(None)
         answer.__cause__ = None
