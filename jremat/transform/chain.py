@@ -61,7 +61,7 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
 
     Source: Chen et al. 2016, arXiv 1604.06174, for the segments; Griewank and Walther 2000 for the schedules.
     """
-    segments = _resolved(plan, num_layers)
+    segments = resolved(plan, num_layers)
 
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
         warn_where_ignored(policy for segment in segments for policy in segment.pattern)
@@ -196,7 +196,8 @@ def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitL
     return tuple(loop for segment in segments for loop in loops_of(segment))
 
 
-def _resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
+def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
+    """A plan, or one policy for all layers, as closed segments."""
     if isinstance(plan, Policy):
         plan = LayerPlan((Segment((plan,)),), label=plan.spec)
     if not isinstance(plan, LayerPlan):

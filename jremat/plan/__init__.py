@@ -1,0 +1,5 @@
+"""Which choice is best?"""
+
+from jremat.plan.resolve import resolve
+
+__all__ = ["resolve"]
