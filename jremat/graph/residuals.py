@@ -92,7 +92,9 @@ class Residuals:
             f"  {row.name or row.primitive}  {row.source}{'  on the host' if row.decision is OFFLOAD else ''}"
             for row in sorted(self.kept, key=lambda row: -row.bytes)
         ]
-        return "\n".join([*lines, f"{self.total_bytes:>14,}  bytes kept in {len(self.kept)} values"])
+        return "\n".join(
+            [*lines, f"{self.total_bytes:>14,}  bytes kept in {len(self.kept)} value{'s' * (len(self.kept) != 1)}"]
+        )
 
 
 def read_residuals(arguments: Arguments) -> Residuals:
