@@ -140,7 +140,7 @@ KERNEL = [
     ("full", 9, []),
     ("fused and lse", 7, [QUERY, LSE]),
     ("both names and lse", 7, [QUERY, LSE]),
-    ("attn_out alone", 9, [QUERY]),
+    ("attn_out alone", (8, 9), [QUERY]),  # for its log-sum-exp; JAX 0.12 drops the dead half of the loop, p times v
     ("dots", 9, []),
 ]
 POLICY_OF = {
@@ -162,7 +162,7 @@ def followed(fn, policy):
 def test_blockwise_is_rerun_whole_or_not_at_all(policy, count, kept):
     layer = followed(blocks_of(BLOCK), policy)
     qkv = draw(S, N, M)
-    assert gradient_matmuls(layer, *qkv)[0] == count
+    assert gradient_matmuls(layer, *qkv)[0] in np.atleast_1d(count)
     # "none" also keeps the square and the cube's input, which JAX's own rule for ** asks for
     extra = [QUERY] if policy == "none" else []
     assert kept_shapes(layer, *qkv) == sorted(kept + extra)
