@@ -45,7 +45,7 @@ class Remat:
         )
 
 
-def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, seq: int) -> Remat:
+def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, seq: int, target: str = "local") -> Remat:
     """What the layers run under.
 
     Args:
@@ -53,6 +53,7 @@ def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, se
         stack: ``auto`` takes the scan where one policy holds for all layers; ``scan`` and ``chain`` insist.
         config: the model's.
         micro_batch, seq: shapes of what goes through the model at a time, for a spec that needs them.
+        target: the device that a spec that needs its memory plans for.
 
     Raises:
         ValueError: an unknown spec; a plan that doesn't fit the layers, or that a scan can't run.
@@ -60,7 +61,7 @@ def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, se
     policy = policies.get(spec)
     if isinstance(policy, Request):
         policy = policy.resolve(
-            block_apply(config), *_shapes(config, micro_batch, seq), num_layers=config.num_layers, target="local"
+            block_apply(config), *_shapes(config, micro_batch, seq), num_layers=config.num_layers, target=target
         )
     if isinstance(policy, Policy):
         if stack != "chain":

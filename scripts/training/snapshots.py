@@ -6,9 +6,13 @@ renamed; so one that was cut off, by a kill at any moment or by a disk that lost
 snapshots go only once a newer whole one stands.
 """
 
+import contextlib
 import json
+import logging
 import os
 import shutil
+import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +26,7 @@ import orbax.checkpoint as ocp
 
 _MANIFEST = "manifest.json"
 _READ = 1 << 22  # bytes read at a time for the CRC
+_IN_FLIGHT = 0.5  # seconds after a failed write in which the others of it have ended
 
 
 class SnapshotError(Exception):
@@ -131,7 +136,7 @@ class Writer:
     def _write(self, state: Any, step: int) -> Path:
         partial, final = self.folder / f"partial_{step:08d}", self.folder / f"step_{step:08d}"
         try:
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as files:
+            with _one_voice(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as files:
                 files.save((partial / "state").absolute(), args=ocp.args.StandardSave(state))
             manifest = {"step": step, "description": self.description, "files": dict(_digests(partial))}
             _write_durably(partial / _MANIFEST, json.dumps(manifest, indent=1))
@@ -144,6 +149,32 @@ class Writer:
         for old in sorted(_finished(self.folder), key=_step_of)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[None]:
+    """A write that fails is told once, by the exception.
+
+    Orbax logs it with a traceback from each of its threads, and the writes that tensorstore still has in flight report
+    to an event loop that is gone by then.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
+    level = log.level
+
+    def unless_late(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            hook(unraisable)
+
+    log.setLevel(logging.CRITICAL)
+    sys.unraisablehook = unless_late
+    try:
+        yield
+    except BaseException:
+        time.sleep(_IN_FLIGHT)
+        raise
+    finally:
+        log.setLevel(level)
+        sys.unraisablehook = hook
 
 
 def differences(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,9 @@ def small() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by all workers of one session
+    return shared / "compiled"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,18 +64,17 @@ def train(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
 @pytest.fixture
 def start(cache: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the script in a process of its own: ``start(*argv, **options)``; it is gone when the test is."""
+    """Start the script in a process of its own: ``start(*argv)``; it is gone when the test is."""
     processes: list[subprocess.Popen[str]] = []
 
-    def run(*argv: object, environment: dict[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
+    def run(*argv: object) -> subprocess.Popen[str]:
         caching = {name.upper(): str(cache if value is None else value) for name, value in _CACHING.items()}
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "scripts" / "train.py"), *map(str, argv)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | caching | (environment or {}),
-            **options,  # type: ignore[call-overload]
+            env=os.environ | caching,
         )
         processes.append(process)
         return process

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from scripts.cli import parse
 from scripts.training.config import Run
+from scripts.training.files import default_out
 from scripts.training.progress import Reporter
 
 # flags, what the one line must say
@@ -248,10 +249,14 @@ def test_a_loss_that_is_no_number_stops_the_run(reference: Path, tmp_path: Path,
 
 
 def test_default_folders_are_numbered(here: Path, small, train) -> None:
-    for name in ("tiny-every_k_2", "tiny-every_k_2-2"):
-        code, out, err = train(*small, "--policy", "every_k:2", "--data", "text.txt", "--steps", 2)
+    for name in ("tiny-dots_saveable", "tiny-dots_saveable-2"):
+        code, out, err = train(*small, "--data", "text.txt")
         assert (code, err) == (0, "") and f"files   runs/{name}\n" in out
         assert (here / "runs" / name / "summary.json").exists()
+
+
+def test_a_folders_name_survives_any_spec() -> None:
+    assert default_out("tiny", "mix:2*save:a+b,rest*full").name == "tiny-mix_2_save_a_b_rest_full"
 
 
 def test_a_terminal_has_a_live_bar() -> None:
