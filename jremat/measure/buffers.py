@@ -8,8 +8,8 @@ from pathlib import Path
 from jremat.graph.graph import Graph
 from jremat.measure.schedule import Instruction, Life, Schedule
 
-Tags = Mapping[tuple[str, int], str]
-"""The name of a value by its source, ``file.py:12 (function)``, and its number of elements."""
+Tags = Mapping[tuple[str, int], tuple[str, ...]]
+"""The names of values by their source, ``file.py:12 (function)``, and number of elements."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +49,14 @@ def largest_at_peak(schedule: Schedule, tags: Tags, count: int) -> tuple[Buffer,
     return tuple(_buffer(schedule, life, kind, tags) for life, kind in rows[:count])
 
 
-def tags_of(graph: Graph) -> dict[tuple[str, int], str]:
+def tags_of(graph: Graph) -> dict[tuple[str, int], tuple[str, ...]]:
     """Names by source and size, over a function's graph and the graphs in it."""
-    found: dict[tuple[str, int], str] = {}
+    found: dict[tuple[str, int], tuple[str, ...]] = {}
     for one in _all_graphs(graph):
         for value in one.values.values():
-            if value.name and value.source:
-                found.setdefault((value.source, prod(value.shape)), value.name)
+            if value.name and value.source and not value.name.startswith(_OWN_NAMES):
+                key = (value.source, prod(value.shape))
+                found[key] = tuple(dict.fromkeys((*found.get(key, ()), value.name)))
     return found
 
 
@@ -82,7 +83,6 @@ def _buffer(schedule: Schedule, life: Life, kind: str, tags: Tags) -> Buffer:
     # A tag names a value of the forward pass; a gradient of the same line and size does not bear it.
     gradient = "transpose(" in made.op_name and "rematted_computation" not in made.op_name
     sizes = {prod(shape), *(prod(s) for _, s in made.shapes())} if not gradient else set()
-    tag = next((tags[key] for line in lines for size in sorted(sizes) if (key := (line, size)) in tags), None)
     return Buffer(
         nbytes=life.nbytes,
         kind=kind,
@@ -90,9 +90,17 @@ def _buffer(schedule: Schedule, life: Life, kind: str, tags: Tags) -> Buffer:
         shape=shape,
         what=made.op_name,
         source=lines[0] if lines else "",
-        tag=tag,
+        tag=_tag(made.op_name, lines, sorted(sizes, reverse=True), tags),
         instruction=life.instruction.name,
     )
+
+
+def _tag(op_name: str, lines: list[str], sizes: list[int], tags: Tags) -> str | None:
+    """The tag of a value by its line and size; where one line makes several of a size, by the path that names one."""
+    for names in (tags[line, size] for line in lines for size in sizes if (line, size) in tags):
+        in_path = [name for name in names if name in op_name.split("/")]
+        return " or ".join(in_path or names)
+    return None
 
 
 # What passes a value on unchanged, or in another layout or precision.
@@ -155,6 +163,7 @@ def _trail(schedule: Schedule, at: Instruction, index: tuple[int, ...]) -> Itera
                 return
 
 
+_OWN_NAMES = "jremat."  # what jremat.checkpoint calls a value that it keeps; the user's own name says more
 _OURS = Path(__file__).parents[1]  # a line of our own wrappers is no source of the user's
 
 

@@ -18,6 +18,7 @@ from jremat.graph.flops import flops
 from jremat.measure import CompileError, TargetError, fits, memory, target
 from jremat.measure.compile import explained
 from jremat.measure.descriptions import GPUS, describe
+from jremat.policy.names import tag
 
 
 def figures(found):
@@ -127,6 +128,24 @@ def test_largest_buffers_bear_the_users_line_and_tag(on_h200):
     assert largest.source == f"measured_stack.py:{line} (block)"
     assert not any(b.tag == "mlp_up" and not b.recomputed for b in on_h200["full"].buffers)
     assert not any(b.nbytes >= stack.UP_BYTES for b in on_h200["offload_up"].buffers)
+
+
+def test_one_line_that_makes_two_tensors():
+    """Where line and size are shared, the path of scopes tells which is which, or both names are given."""
+
+    def tags(scopes):
+        def two(x, w):
+            made = []
+            for name, scope in zip(("left", "right"), scopes, strict=True):
+                with jax.named_scope(scope):
+                    made.append(tag(x @ w[name], name))
+            return jnp.sort(made[0]) @ jnp.sort(made[1])  # both are alive at once, each in a buffer of its own
+
+        x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        return {b.tag for b in memory(two, x, {"left": x, "right": x}, target="cpu").buffers}
+
+    assert {"left", "right"} <= tags(("left", "right"))
+    assert "left or right" in tags(("same", "same"))
 
 
 def test_buffers_are_largest_first_and_as_many_as_asked():
