@@ -8,10 +8,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
-from jremat.graph.trace import CALLS, REWRITABLE, bind, inner_jaxprs, opened
-
-MARK = "jremat."
-"""What the names begin with that we put on values; a user's tag has no dot at its head, and can't be one of ours."""
+from jremat.graph.trace import REWRITABLE, bind, inner_jaxprs, is_call, opened
 
 
 def evaluate(
@@ -38,7 +35,7 @@ def evaluate(
 
         for eqn in jaxpr.eqns:
             given = [read(v) for v in eqn.invars]
-            if eqn.primitive.name in CALLS:
+            if is_call(eqn):
                 (inner, _), *_ = inner_jaxprs(eqn)
                 outs = run(opened(inner), _consts(inner), given)
             else:

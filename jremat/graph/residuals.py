@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.evaluate import MARK
-from jremat.graph.trace import CALLS, aval_bytes, capture, inner_jaxprs, opened, user_line
+from jremat.graph.trace import MARK, aval_bytes, capture, inner_jaxprs, is_call, opened, user_line
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
 from jremat.policy.ops import family_of, tagged_name
 
@@ -158,11 +157,11 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
             made = replace(made, eqn=eqn, source=line)
         name = (made.tag or _tag_read(jaxpr, var)) if tag.startswith(MARK) else tag
         return replace(made, key=var, tag=name, mark=tag, place=None, constant=False)
-    if name in CALLS or name == "scan":
+    if is_call(eqn) or name == "scan":
         inner = opened(inner_jaxprs(eqn)[0][0])
         if not isinstance(inner.outvars[k], core.Literal):
             origin = _origin(inner, inner.outvars[k])
-            if origin.place is not None and name in CALLS:
+            if origin.place is not None and name != "scan":
                 given = eqn.invars[origin.place]
                 return (
                     _Origin(var, var.aval, eqn=eqn, source=line)
@@ -171,7 +170,7 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
                 )
             stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
             copies = origin.copies * (eqn.params["length"] if stacked else 1)
-            source = user_line(origin.eqn, eqn) if name in CALLS and origin.eqn is not None else origin.source or line
+            source = user_line(origin.eqn, eqn) if name != "scan" and origin.eqn is not None else origin.source or line
             return replace(
                 origin, key=var, copies=copies, eqn=origin.eqn or eqn, source=source, place=None, constant=False
             )

@@ -22,6 +22,9 @@ from jremat.policy.ops import FAMILIES, Family, tagged_name
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call", "eval_jaxpr"})
 """Primitives that only call a jaxpr: entered as if they were not there."""
 
+MARK = "jremat."
+"""What the names begin with that we put on values; a user's tag may not, and none of them is shown as a tag."""
+
 REWRITABLE = frozenset({"scan", "cond"})
 """Primitives whose inside a policy can decide value by value; all others that hold a jaxpr are opaque."""
 
@@ -100,6 +103,14 @@ def inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
     return [(jaxpr, times) for jaxpr in _jaxprs_in(params)]
 
 
+def is_call(eqn: Any) -> bool:
+    """Whether an equation only calls a jaxpr; a ``jit`` that places its arguments or results does more."""
+    if eqn.primitive.name not in CALLS:
+        return False
+    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return all(type(sharding).__name__ == "UnspecifiedValue" for sharding in placed)
+
+
 def _manual_axes(params: Mapping[str, Any]) -> Sequence[str]:
     return params.get("newly_manual_axes") or params.get("manual_axes") or params["mesh"].axis_names
 
@@ -171,7 +182,7 @@ class _Reader:
 
     def _equations(self, jaxpr, env, values, ops, prefix, repeats, call=None) -> None:
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name in CALLS:
+            if is_call(eqn):
                 inner = opened(_jaxprs_in(eqn.params)[0])
 
                 def outside(v: Any) -> str:  # a literal has no value of its own; one is made where a call needs it
@@ -195,9 +206,10 @@ class _Reader:
         inputs = tuple(env[v] for v in eqn.invars if not isinstance(v, core.Literal))
         if tag is not None:  # a tag is not an operation: what it names was made before
             family = family if family != "other" else values[inputs[0]].family if inputs else "constant"
+            tag = None if tag.startswith(MARK) else tag
             for i in inputs:
                 values[i] = replace(values[i], name=values[i].name or tag)
-        jaxprs = inner_jaxprs(eqn) if tag is None else []
+        jaxprs = inner_jaxprs(eqn) if name != "name" else []
         inner = tuple(
             self.read(j, prefix=f"{op_id}/{f'{k}.' if len(jaxprs) > 1 else ''}", repeats=repeats * times)
             for k, (j, times) in enumerate(jaxprs)

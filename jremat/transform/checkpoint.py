@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.evaluate import MARK, evaluate
+from jremat.graph.evaluate import evaluate
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import Program, capture, graph_of
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
-from jremat.transform.decide import Decisions, candidates, check, decide
+from jremat.transform.decide import Candidate, Decisions, candidates, check, decide
 
 
 def checkpoint(
@@ -113,17 +113,15 @@ def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decision
     families = tuple(dict.fromkeys((*SELECTABLE, *(family for family, _ in policy.families))))
     graph = graph_of(program, families)
     check(graph, policy, strict=strict)
-    needed = _needed(program, frozenset(c.mark for c in candidates(graph))) if policy.strict_only else None
-    if policy.values:
-        needed = None  # a plan names its values itself
-    return decide(graph, policy, needed)
+    by_default = policy.strict_only and not policy.values  # a plan names its values itself
+    return decide(graph, policy, _needed(program, tuple(candidates(graph))) if by_default else None)
 
 
-def _needed(program: Program, marks: frozenset[str]) -> frozenset[str]:
-    """The marks that the backward pass reads where every one may be kept."""
-    everything = Decisions({m.removeprefix(MARK): m for m in marks if m.startswith(MARK)}, marks, frozenset())
-    inputs = [var.aval for var in program.jaxpr.invars]
-    consts = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.constvars]
+def _needed(program: Program, every: Sequence[Candidate]) -> frozenset[str]:
+    """The marks that the backward pass reads where every value may be kept."""
+    marks = {candidate.value.id: candidate.mark for candidate in every if not candidate.inside}
+    everything = Decisions(marks, frozenset(candidate.mark for candidate in every), frozenset())
+    inputs, consts = ([var.aval for var in some] for some in (program.jaxpr.invars, program.jaxpr.constvars))
     rows = read_residuals(take_apart(_rematted(program, everything, True), (consts, inputs), {}))
     return frozenset(row.mark for row in rows if row.mark)
 

@@ -5,8 +5,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jremat.graph.evaluate import MARK
 from jremat.graph.graph import Graph, Op, Value
+from jremat.graph.trace import MARK
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from jremat.policy.policy import Policy
 
@@ -42,22 +42,27 @@ class Candidate:
     inside: bool
 
 
-def candidates(graph: Graph, inside: bool = False) -> Iterator[Candidate]:
+def candidates(graph: Graph) -> Iterator[Candidate]:
     """Every value of ``graph`` that can be kept: all outside kernels, the tagged ones inside.
 
     A kernel is an operation with a derivative of its own (``custom_vjp``) or one that JAX can't look into: its matmuls
-    are nobody's matmuls, only its tags speak.
+    are nobody's matmuls, only its tags speak. Marks bear the graph's fingerprint, so that a remat inside a remat
+    doesn't hear the outer one's.
     """
+    return _candidates(graph, f"{MARK}{graph.fingerprint[:8]}.", inside=False)
+
+
+def _candidates(graph: Graph, head: str, inside: bool) -> Iterator[Candidate]:
     for op in graph.ops:
         if not (inside and op.primitive != "name"):
             for output in op.outputs:
                 value, within = graph.values[output], op.inside(output)
                 tagged_within = within is not None and within.primitive == "name"  # the tag in there is the value
-                if value.dtype != "None" and not tagged_within:
-                    mark = value.name if inside and value.name else f"{MARK}{output}"
+                if value.dtype != "None" and not tagged_within and not (inside and value.name is None):
+                    mark = value.name if inside and value.name else f"{head}{output}"
                     yield Candidate(op, value, mark, inside)
         for inner in op.inner:
-            yield from candidates(inner, inside or op.opaque)
+            yield from _candidates(inner, head, inside or op.opaque)
 
 
 def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -> Decisions:
@@ -115,8 +120,8 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
             f"policy: {policy.spec!r} names {named}, which no value bears; "
             f"names in this function: {', '.join(graph.names) or 'none'}"
         )
-    families = {family for op in _all_ops(graph) for family in op.families}
-    by_family = any(f.name in families or set(f.names) & set(graph.names) for f, _ in policy.families)
+    families = {family for candidate in candidates(graph) for family in candidate.op.families}
+    by_family = any(f.name in families for f, _ in policy.families)
     by_name = any(n in graph.names for n, _ in policy.names)
     if (policy.families or policy.names) and not (by_family or by_name):
         return (
@@ -124,10 +129,3 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
             f"{', '.join(graph.names) or 'none'}; op families: {', '.join(sorted(families)) or 'none'}"
         )
     return None
-
-
-def _all_ops(graph: Graph) -> Iterator[Op]:
-    for op in graph.ops:
-        yield op
-        for inner in op.inner:
-            yield from _all_ops(inner)

@@ -235,6 +235,31 @@ class TestSurvives:
         assert kept(f, X, W1, W2, policy=Policy.but("kernel_out")) == 0
         assert reruns(jremat.checkpoint(f, Policy.but("kernel_out")), X, W1, W2) == 1
 
+    def test_a_remat_inside_a_remat_hears_its_own_marks_alone(self):
+        inner = jremat.checkpoint(mlp, Policy.ops(WEIGHT_MATMUL))
+        outer = jremat.checkpoint(lambda x, w1, w2: jnp.cos(inner(x, w1, w2)), Policy.ops(WEIGHT_MATMUL))
+        with pytest.raises(ValueError, match="matches nothing"):  # the inner remat is whole, its matmuls its own
+            outer(X, W1, W2)
+        full = jremat.checkpoint(lambda x, w1, w2: jnp.cos(inner(x, w1, w2)), jremat.FULL)
+        assert kept(full, X, W1, W2) == 0
+        assert jremat.trace(inner, X, W1, W2).names == ("up",)
+
+    def test_a_jit_that_places_its_arguments_stays_whole(self):
+        mesh = Mesh(jax.devices()[:2], ("data",))
+        rows = jax.NamedSharding(mesh, PartitionSpec("data"))
+        inner = jax.jit(lambda x, w: tag(x @ w, "placed"), in_shardings=(rows, None), out_shardings=rows)
+        g = jremat.checkpoint(lambda x, w: jnp.sin(inner(x, w)), Policy.save("placed"))
+        assert kept(g, X, W1) == UP_BYTES
+        assert "sharding" in str(jax.make_jaxpr(g)(X, W1)).lower()
+
+    def test_custom_jvp_functions(self):
+        f = lambda x: jax.nn.relu(jax.nn.logsumexp(jax.nn.softmax(tag(x @ W1, "up")), axis=-1)).sum()
+        for policy in (Policy.save("up"), Policy.but("up"), jremat.FULL):
+            chex.assert_trees_all_close(jax.grad(f)(X), jax.grad(jremat.checkpoint(f, policy))(X), rtol=1e-5)
+
+    def test_nothing_to_differentiate_keeps_nothing(self):
+        assert len(jremat.residuals(lambda i: i * 2, 3)) == 0
+
 
 class TestRetracing:
     def test_a_second_call_with_an_equal_policy_does_not_trace_the_function_again(self):

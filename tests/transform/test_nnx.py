@@ -39,7 +39,9 @@ def step(net, call):
 @pytest.mark.parametrize("policy", [jremat.FULL, Policy.save("up"), Policy.but("up")])
 def test_gradients_statistics_and_counters_are_the_bare_modules(policy):
     bare, ours = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
-    chex.assert_trees_all_close(step(bare, Net.__call__), step(ours, jremat.remat(Net.__call__, policy)), rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(
+        step(bare, Net.__call__), step(ours, jremat.remat(Net.__call__, policy)), rtol=1e-5, atol=1e-5
+    )
     assert int(ours.calls[...]) == 1
     chex.assert_trees_all_close(ours.norm.mean[...], ours.up(X).mean(0) / 2, rtol=1e-4, atol=1e-6)  # momentum 0.5, once
 
