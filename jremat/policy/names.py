@@ -14,7 +14,7 @@ VOCABULARY: Mapping[str, str] = MappingProxyType(
     {
         "block_in": "a block's input, the residual stream [b, s, h]",
         "attn_norm": "the norm before attention [b, s, h]",
-        "query": "query projection as attention reads it, bias and RoPE in: [b, s, heads, d], or with the heads in groups",
+        "query": "query projection as attention reads it, with bias and RoPE [b, s, heads, d], or heads by groups",
         "key": "key projection [b, s, kv_heads, d]",
         "value": "value projection [b, s, kv_heads, d]",
         "attn_scores": "scores before softmax, materialised attention only [b, kv_heads, group, s, s]",
