@@ -277,13 +277,11 @@ def user_line(eqn: Any, call: Any = None) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _user_frames(traceback: Any) -> tuple[tuple[str, str], ...]:
-    """(line, function) of the user's frames, innermost first."""
-    found = []
-    for frame in source_info_util.user_frames(traceback):
-        if not frame.file_name.startswith(_OURS) and not any(part in frame.file_name for part in _LIBRARIES):
-            function = frame.function_name.rpartition(".")[2]
-            found.append((f"{Path(frame.file_name).name}:{frame.start_line} ({function})", function))
-    return tuple(found)
+    """(line, function) of the user's frames, innermost first; of a library's, where there is none of the user's."""
+    frames = [f for f in source_info_util.user_frames(traceback) if not f.file_name.startswith(_OURS)]
+    own = [f for f in frames if not any(part in f.file_name for part in _LIBRARIES)]
+    named = [(f, f.function_name.rpartition(".")[2]) for f in own or frames]
+    return tuple((f"{Path(f.file_name).name}:{f.start_line} ({function})", function) for f, function in named)
 
 
 def scopes(eqn: Any) -> str:
