@@ -1,5 +1,6 @@
 """The loop: step, look, write, evaluate, save; until the end, a signal or a loss that is no number."""
 
+import contextlib
 import json
 import math
 import signal
@@ -72,13 +73,17 @@ class MetricsLog:
     """metrics.jsonl, a line at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1)
+        self._path, self._file = path, path.open("a", buffering=1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        try:
+            self._file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what can't be written now has been told already
+            self._file.close()
 
 
 def train(
