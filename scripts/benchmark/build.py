@@ -1,0 +1,182 @@
+"""A case as a program: the step, the shapes of its arguments, and its FLOPs."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jremat
+from jremat.estimate.config import TransformerConfig
+from models.config import get
+from models.transformer import Transformer, init_params, mean_loss
+from scripts.benchmark.config import Case
+from scripts.training.cost import model_flops
+from scripts.training.remat import remat
+
+
+@dataclass(frozen=True)
+class Built:
+    """A step that can be compiled for any target.
+
+    Attributes:
+        step: jitted; ``step(state, tokens) -> (state, loss)``, the state donated, for ``train``; for ``gradient``
+            ``step(params, tokens) -> (loss, gradient)``.
+        state, tokens: shapes of its arguments, sharded where the target is several devices.
+        config: the model's.
+        policy: what the spec came to.
+        stack: ``scan`` or ``chain``.
+    """
+
+    step: Any
+    state: Any
+    tokens: jax.ShapeDtypeStruct
+    config: TransformerConfig
+    policy: str
+    stack: str
+    model: Transformer
+    optimizer: optax.GradientTransformation | None
+
+
+def build(case: Case, num_devices: int) -> Built:
+    """The program of a case.
+
+    Raises:
+        ValueError: an unknown model or policy, a plan that does not fit, a sequence beyond the model's context.
+    """
+    config = config_of(case)
+    seq = seq_of(case, config)
+    if seq > config.max_seq:
+        raise ValueError(f"seq: {case.model} takes at most {config.max_seq} tokens, got {seq}")
+    chosen = remat(case.policy, case.stack, config, case.batch, seq, case.target)
+    model = chosen.model(config)
+    if num_devices > 1:
+        model = batch_sharded(model, num_devices)
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    optimizer = optax.adamw(1e-4) if case.step == "train" else None
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        return mean_loss(model, params, tokens[:, :-1], tokens[:, 1:], chunk=case.loss_chunk or None)
+
+    state = (params, jax.eval_shape(optimizer.init, params)) if optimizer else params
+    tokens = jax.ShapeDtypeStruct((case.batch, seq + 1), jnp.int32)
+    if num_devices > 1:
+        state, tokens = fully_sharded(state, tokens, num_devices)
+    cut = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    def kept(result: Any) -> Any:
+        """The new state, or the gradient, cut as the state is: XLA may cut results otherwise, or not at all."""
+        return jax.lax.with_sharding_constraint(result, cut) if num_devices > 1 else result
+
+    def train(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+        params, inner = state
+        value, gradient = jax.value_and_grad(loss)(params, tokens)
+        updates, inner = optimizer.update(gradient, inner, params)
+        return kept((optax.apply_updates(params, updates), inner)), value
+
+    def gradient(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+        value, gradient = jax.value_and_grad(loss)(params, tokens)
+        return value, kept(gradient)
+
+    step = jax.jit(train, donate_argnums=0) if optimizer else jax.jit(gradient)
+    return Built(step, state, tokens, config, chosen.plan.spec, chosen.stack, model, optimizer)
+
+
+def config_of(case: Case) -> TransformerConfig:
+    """The model's config with the case's changes; no dropout, as in pretraining today."""
+    config = get(case.model)
+    return replace(
+        config,
+        num_layers=case.layers or config.num_layers,
+        attention=case.attention,
+        compute_dtype=case.compute_dtype,
+        dropout=0.0,
+    )
+
+
+def seq_of(case: Case, config: TransformerConfig) -> int:
+    """Tokens in a sequence of the case."""
+    return case.seq or min(config.max_seq, 1024)
+
+
+def initial(built: Built) -> tuple[Any, jax.Array]:
+    """State and tokens to run the step on: fresh parameters, random tokens."""
+
+    def make() -> Any:
+        params = init_params(built.config, jax.random.key(0))
+        return (params, built.optimizer.init(params)) if built.optimizer else params
+
+    tokens = np.random.default_rng(0).integers(0, built.config.vocab_size, built.tokens.shape, np.int32)
+    return jax.jit(make)(), jnp.asarray(tokens)
+
+
+def flops_of(built: Built, case: Case) -> dict[str, int]:
+    """FLOPs of one step: model FLOPs by both conventions in closed form, recompute and the whole counted."""
+    batch, seq = built.tokens.shape[0], built.tokens.shape[1] - 1
+    params = built.state[0] if built.optimizer else built.state
+
+    def gradient(params: Any, tokens: jax.Array) -> Any:
+        loss = lambda p: mean_loss(built.model, p, tokens[:, :-1], tokens[:, 1:], chunk=case.loss_chunk or None)
+        return jax.value_and_grad(loss)(params)
+
+    bare = lambda tree: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    counted = jremat.flops(gradient, bare(params), bare(built.tokens))
+    needed = model_flops(built.config, batch * seq, seq)
+    return {
+        "model_flops": needed.full,
+        "model_flops_half": needed.half,
+        "counted_model_flops": counted.model,
+        "recompute_flops": counted.recompute,
+        "total_flops": counted.total,
+    }
+
+
+def batch_sharded(model: Transformer, num_devices: int) -> Transformer:
+    """``model`` with the stream that enters each block cut along the batch.
+
+    The parameters are cut too, and left to itself XLA lets their cut decide the activations': each device then computes
+    a slice of every token's features. Cut along the batch, it gathers a layer's weights and keeps the tokens apart.
+    """
+    rows = NamedSharding(_mesh(num_devices), P("data"))
+    constrained = lambda x: jax.lax.with_sharding_constraint(x, rows)
+
+    def sharded(block: Any) -> Any:
+        class Sharded(block):
+            def __call__(self, x: jax.Array, *rest: Any, **options: Any) -> jax.Array:
+                return super().__call__(constrained(x), *rest, **options)
+
+        return Sharded
+
+    if model.stack is None:
+        return model.clone(remat=lambda block: model.remat(sharded(block)))
+    stack = model.stack
+    wrapped = lambda block: lambda params, carry: block(params, carry._replace(x=constrained(carry.x)))
+    return model.clone(stack=lambda block, params, carry: stack(wrapped(block), params, carry))
+
+
+def _mesh(num_devices: int) -> AbstractMesh:
+    return AbstractMesh((num_devices,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def fully_sharded(state: Any, tokens: jax.ShapeDtypeStruct, num_devices: int) -> tuple[Any, jax.ShapeDtypeStruct]:
+    """The state cut over all devices, each array along its longest axis that divides, and the batch too (ZeRO-3)."""
+    if tokens.shape[0] % num_devices:
+        raise ValueError(f"batch: expected a multiple of the {num_devices} devices, got {tokens.shape[0]}")
+    mesh = _mesh(num_devices)
+
+    def cut(leaf: jax.ShapeDtypeStruct, skip: int) -> jax.ShapeDtypeStruct:
+        divisible = [axis for axis in range(skip, len(leaf.shape)) if leaf.shape[axis] % num_devices == 0]
+        spec: list[str | None] = [None] * len(leaf.shape)
+        if divisible:
+            spec[max(divisible, key=lambda axis: leaf.shape[axis])] = "data"
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    # The first axis of a block's parameters is the layers': a scan cuts it step by step, so it stays whole.
+    layered = lambda path: any(getattr(key, "key", None) == "blocks" for key in path)
+    cut_state = jax.tree_util.tree_map_with_path(lambda path, leaf: cut(leaf, int(layered(path))), state)
+    batch = NamedSharding(mesh, P("data"))
+    return cut_state, jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=batch)

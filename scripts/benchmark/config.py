@@ -1,0 +1,164 @@
+"""What a benchmark is told: the flags, and the cases that they make.
+
+Nothing here imports JAX: the cases run in processes of their own, and help is answered at once.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+Files = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Memory, FLOPs and, where the device is here, time of training steps under remat policies.
+
+    Every combination of model, policy, batch, sequence and target is one case and one row.
+    """
+
+    model: tuple[str, ...] = ("tiny",)
+    """Sizes of models/config.py."""
+    policies: tuple[str, ...] = ("none", "full", "dots_saveable", "save_only_matmuls")
+    """Policy specs; python -m policies lists them."""
+    target: tuple[str, ...] = ("local",)
+    """cpu, local, or a device that is only described: a100 h100 h200 b200 v5e v5p v6e, also several as h200x8."""
+    target_config: Files = None
+    """A GPU's description in XLA's text form, in place of --target."""
+    batch: tuple[int, ...] = (4,)
+    """Sequences in a step, on all devices together."""
+    seq: tuple[int, ...] = ()
+    """Tokens in a sequence; by default the model's context, 1024 at most."""
+    layers: int = 0
+    """In place of the model's own number of layers; 0 keeps it."""
+    attention: Literal["dot", "blockwise", "cudnn"] = "dot"
+    """dot keeps an s×s array; blockwise never has one, on any backend; cudnn needs an NVIDIA GPU and bfloat16."""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of activations and matmuls; parameters and the optimizer's state are float32."""
+    loss_chunk: int = 0
+    """Positions whose logits are alive at a time; 0 keeps them all."""
+    step: Literal["train", "gradient"] = "train"
+    """train: gradient and AdamW on a donated state; gradient: value and gradient alone."""
+    stack: Literal["auto", "scan", "chain"] = "auto"
+    """auto takes the scan where one policy holds for all layers."""
+    compile_only: bool = False
+    """Don't run, also where the device is here."""
+    steps: int = 10
+    """Timed steps."""
+    warmup: int = 2
+    """Steps before them."""
+    largest_batch: bool = False
+    """Find for each policy the largest batch that fits the target's memory; --batch is where the search starts."""
+    margin: float = 0.05
+    """Share of the device's memory that --largest-batch leaves free."""
+    memory_bytes: int = 0
+    """Device memory for --largest-batch where the target's is unknown (cpu); 0 takes the target's."""
+    xla_remat: bool = False
+    """Leave XLA's own rematerialization on."""
+    timeout_seconds: float = 900.0
+    """A case that takes longer is stopped and noted."""
+    json: Files = None
+    """Rows, written as they land; a file that is there is continued."""
+    plot: Files = None
+    """A folder for the pictures."""
+    profile: Files = None
+    """A folder for a trace of one step of each case that runs, for XProf."""
+    suite: Literal["none", "gpu"] = "none"
+    """gpu: a prepared list of cases for one NVIDIA GPU, in place of the flags above that make cases."""
+    suite_size: Literal["whole", "small"] = "whole"
+    """small rehearses the suite on any machine."""
+    minutes: float = 8.0
+    """After this, a suite starts no further case."""
+
+    def check(self) -> None:
+        """Refuse what no case can come of.
+
+        Raises:
+            ValueError: the first flag that is out of range, with its value.
+        """
+        for name in ("model", "policies", "target", "batch"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: expected at least one")
+        for name, values in (
+            ("batch", self.batch),
+            ("seq", self.seq),
+            ("steps", (self.steps,)),
+            ("warmup", (self.warmup,)),
+        ):
+            if any(value < 1 for value in values):
+                raise ValueError(f"{name}: expected at least 1, got {min(values)}")
+        for name in ("layers", "loss_chunk", "memory_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin: expected a share from 0 to 1, got {self.margin}")
+        if not (self.timeout_seconds > 0 and self.minutes > 0):
+            raise ValueError("timeout_seconds, minutes: expected more than 0")
+        if self.profile and self.compile_only:
+            raise ValueError("profile: a step must run to be traced, and --compile-only runs none")
+        if self.json and not self.json.absolute().parent.is_dir():
+            raise ValueError(f"json: the folder {self.json.absolute().parent} does not exist")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row's worth: a step of one model under one policy on one target.
+
+    Attributes:
+        seq: 0 is the model's context, 1024 at most.
+        largest_batch: search from ``batch`` on for the largest that fits.
+        described: a target to compile for too before the case runs, so that figures with and without the device stand
+            side by side; nothing for none.
+    """
+
+    model: str
+    policy: str
+    target: str
+    batch: int
+    seq: int = 0
+    layers: int = 0
+    attention: str = "dot"
+    compute_dtype: str = "bfloat16"
+    loss_chunk: int = 0
+    step: str = "train"
+    stack: str = "auto"
+    compile_only: bool = False
+    steps: int = 10
+    warmup: int = 2
+    largest_batch: bool = False
+    margin: float = 0.05
+    memory_bytes: int = 0
+    xla_remat: bool = False
+    profile: str = ""
+    described: str = ""
+
+    @property
+    def key(self) -> str:
+        """Sixteen hex digits that are equal for equal cases; where a trace of it goes is no part of a case."""
+        fields = dataclasses.asdict(self) | {"profile": ""}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def title(self) -> str:
+        """For people: ``gpt2 full b=4 s=1024 on h200``."""
+        seq = f" s={self.seq}" if self.seq else ""
+        return f"{self.model} {self.policy} b={self.batch}{seq} on {self.target}"
+
+
+def cases(bench: Bench) -> Iterator[Case]:
+    """The cases that the flags make, policies of one model beside each other."""
+    taken = {field.name for field in dataclasses.fields(Case)}
+    same: dict[str, Any] = {k: v for k, v in vars(bench).items() if k in taken}
+    targets = (str(bench.target_config),) if bench.target_config else bench.target
+    for target, model, seq, batch, policy in itertools.product(
+        targets, bench.model, bench.seq or (0,), bench.batch, bench.policies
+    ):
+        yield Case(**same | {"model": model, "policy": policy, "target": target, "batch": batch, "seq": seq,
+                             "profile": str(bench.profile or "")})  # fmt: skip

@@ -1,0 +1,56 @@
+"""Rows on screen."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from scripts.training.progress import size
+
+Row = dict[str, Any]
+
+# A column's head, and what it shows of a row; a column that no row fills is left out.
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("model", lambda r: r["model"]),
+    ("policy", lambda r: r["policy"]),
+    ("b × s", lambda r: f"{r['batch']} × {r['seq'] or '?'}"),
+    ("peak", lambda r: size(r["peak_bytes"]) if "peak_bytes" in r else ""),
+    ("without device", lambda r: size(r["described_peak_bytes"]) if "described_peak_bytes" in r else ""),
+    ("device's own", lambda r: _device(r)),
+    ("temp", lambda r: size(r["temp_bytes"]) if "temp_bytes" in r else ""),
+    ("host", lambda r: size(r["host_bytes"]) if r.get("host_bytes") else ""),
+    ("recompute", lambda r: f"{r['recompute_flops'] / r['model_flops']:.1%}" if "recompute_flops" in r else ""),
+    ("compile", lambda r: f"{r['compile_seconds']:.1f} s" if "compile_seconds" in r else ""),
+    ("step", lambda r: f"{r['step_seconds']:.4g} s ±{r['spread_seconds']:.2g}" if "step_seconds" in r else ""),
+    ("tokens/s", lambda r: f"{r['tokens_per_second']:,.0f}" if "tokens_per_second" in r else ""),
+    ("MFU full", lambda r: f"{r['mfu_full']:.1%}" if "mfu_full" in r else ""),
+    ("MFU half", lambda r: f"{r['mfu_half']:.1%}" if "mfu_half" in r else ""),
+    ("HFU", lambda r: f"{r['hfu']:.1%}" if "hfu" in r else ""),
+    ("largest batch", lambda r: str(r["largest_batch_found"]) if "largest_batch_found" in r else ""),
+    ("", lambda r: "" if r["status"] == "ok" else r["status"].replace("_", " ")),
+)
+
+
+def table(rows: Sequence[Row], title: str) -> Table:
+    """One target's rows as a table. Recompute is a share of the model's FLOPs (full convention)."""
+    found = Table(title=title, title_justify="left")
+    cells = [[show(row) for _, show in _COLUMNS] for row in rows]
+    used = [i for i in range(len(_COLUMNS)) if any(line[i] for line in cells)]
+    for i in used:
+        text = _COLUMNS[i][0] in ("model", "policy", "")
+        found.add_column(_COLUMNS[i][0], justify="left" if text else "right", no_wrap=not text)
+    for line in cells:
+        found.add_row(*(line[i] for i in used))
+    return found
+
+
+def label(row: Row) -> str:
+    """What a row's figures are of: ``compiled for h200, not run``, or the device that it ran on."""
+    kind = row.get("hardware", {}).get("device_kind")
+    ran = f"{row['target']}: run on {kind}" if "step_seconds" in row else None
+    return ran or row.get("label") or row["target"]
+
+
+def _device(row: Row) -> str:
+    held = row.get("device_memory") or {}
+    return size(held["peak_bytes"]) if held.get("peak_bytes") else ""
