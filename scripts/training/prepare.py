@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import jremat
 from jremat.estimate.config import TransformerConfig
+from jremat.graph import Flops
 from jremat.policy import Policy
 from models.transformer import Transformer, init_params
 from scripts.training import snapshots
@@ -38,6 +40,7 @@ class Job:
         model: the transformer under it.
         optimizer: AdamW as the flags say.
         step: the traced train step, not compiled yet.
+        counted: its matmul FLOPs, what remat does again among them.
         files: where everything will be written.
         description: what must stay the same when the run is resumed.
         resumed: the snapshot to go on from, or None.
@@ -51,6 +54,7 @@ class Job:
     model: Transformer
     optimizer: optax.GradientTransformation
     step: jax.stages.Lowered
+    counted: Flops
     files: Files
     description: Mapping[str, Any]
     resumed: Snapshot | None
@@ -98,8 +102,10 @@ def prepare(run: Run) -> Job:
     if run.json is not None:
         _check_json(run.json)
     tokens = jax.ShapeDtypeStruct((run.text.accumulate, run.text.micro_batch, run.text.seq + 1), jnp.int32)
-    step = jax.jit(train_step(model, adamw, run.seed), donate_argnums=0).lower(state, tokens)
-    return Job(run, config, batches, plan, model, adamw, step, files, described, resumed, tuple(warnings))
+    step = train_step(model, adamw, run.seed)
+    lowered = jax.jit(step, donate_argnums=0).lower(state, tokens)
+    counted = jremat.flops(step, state, tokens)
+    return Job(run, config, batches, plan, model, adamw, lowered, counted, files, described, resumed, tuple(warnings))
 
 
 def _maker(config: TransformerConfig, adamw: optax.GradientTransformation, seed: int) -> Any:

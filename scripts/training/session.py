@@ -126,6 +126,8 @@ def _summary(
         "mfu_half_causal": share(flops.half),
         "model_flops_per_step": flops.full,
         "model_flops_per_step_half_causal": flops.half,
+        "recompute_flops_per_step": job.counted.recompute,
+        "hfu": share(job.counted.total),
         "peak_flops_per_second": peak.flops_per_second,
         "peak_flops_source": peak.source,
         "compiled_peak_bytes": memory.peak,
@@ -149,6 +151,9 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
         "MFU": f"{rate('mfu', '.1%')}; {rate('mfu_half_causal', '.1%')} with causal attention counted by half",
         "model FLOPs per step": f"{summary['model_flops_per_step']:.3e}; "
         f"{summary['model_flops_per_step_half_causal']:.3e} with causal attention counted by half",
+        "recompute": f"{summary['recompute_flops_per_step']:.3e} FLOPs per step, "
+        f"{summary['recompute_flops_per_step'] / summary['model_flops_per_step']:.1%} of the model's, "
+        f"counted on the program; HFU {rate('hfu', '.1%')}",
         "peak bytes": f"{size(summary['compiled_peak_bytes'])} compiled, not measured",
         "files": summary["out"],
     }

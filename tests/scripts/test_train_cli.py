@@ -152,6 +152,7 @@ def test_the_summary_says_what_was_done(reference: Path) -> None:
     # By hand: 2 layers of 4·16² + 8·16² weights and a head of 256·16; attention 12·L·h·s a token.
     assert summary["model_flops_per_step"] == 16 * (6 * (2 * 12 * 16**2 + 256 * 16) + 12 * 2 * 16 * 8)
     assert summary["model_flops_per_step_half_causal"] == summary["model_flops_per_step"] - 16 * 6 * 2 * 16 * 8
+    assert summary["recompute_flops_per_step"] == 0 and summary["hfu"] == summary["mfu"]  # every matmul is kept
 
 
 def test_everything_stands_under_out(reference: Path) -> None:
@@ -216,6 +217,10 @@ def test_the_policy_may_change_and_steps_be_added(reference: Path, tmp_path: Pat
     code, _, err = train(*small, *more, "--out", out, "--resume")
     assert (code, err) == (0, "")
     assert curve(out)[:6] == curve(reference) and [step for step, *_ in curve(out)] == list(range(1, 9))
+    mine, theirs = (json.loads((d / "summary.json").read_text()) for d in (out, reference))
+    # By hand: each of 2 layers' forward matmuls again, but for its last one, which no gradient reads.
+    assert mine["recompute_flops_per_step"] == 2 * (2 * 16 * (12 - 4) * 16**2 + 4 * 16 * 8 * 16)
+    assert mine["compiled_peak_bytes"] < theirs["compiled_peak_bytes"]
 
 
 @pytest.mark.parametrize(
