@@ -1,0 +1,113 @@
+"""How a training run is spread over devices, and what of an array or a parameter one device then holds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from jremat.estimate.config import TransformerConfig
+
+_SPLIT_BY_TENSOR = frozenset({"n", "m", "f", "v"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Degrees of parallelism; the devices are their product.
+
+    Args:
+        data: replicas that each take a share of the batch.
+        zero: what the replicas share out among themselves instead of holding it whole each (Rajbhandari et al. 2020,
+            arXiv 1910.02054): 0 nothing, 1 the optimizer's state, 2 the gradients too, 3 the weights too (FSDP).
+        tensor: devices that split heads, MLP width and vocabulary (Shoeybi et al. 2019, arXiv 1909.08053).
+        sequence: whether these split the sequence where heads and width aren't split: norms, dropout, the residual
+            stream (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
+        context: devices that split the sequence everywhere, attention's queries included.
+        pipeline: stages, equally many layers each, under the 1F1B schedule.
+        interleave: chunks of layers a stage; above 1 the interleaved schedule of Narayanan et al. 2021 (arXiv 2104.04473).
+
+    >>> Parallel(data=2, tensor=4).devices
+    8
+    """
+
+    data: int = 1
+    zero: Literal[0, 1, 2, 3] = 0
+    tensor: int = 1
+    sequence: bool = False
+    context: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name not in ("zero", "sequence")):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise ValueError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
+        if not isinstance(self.sequence, bool):
+            raise ValueError(f"sequence: expected True or False, got {self.sequence!r}")
+        if self.zero and self.data == 1:
+            raise ValueError(f"zero: zero={self.zero} shares out among data replicas; with data=1 it would do nothing")
+        if self.sequence and self.tensor == 1:
+            raise ValueError("sequence: it splits among the tensor devices; with tensor=1 it would do nothing")
+        if self.interleave > 1 and self.pipeline == 1:
+            raise ValueError("interleave: chunks of a pipeline's stage; with pipeline=1 it would do nothing")
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.data * self.tensor * self.context * self.pipeline
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of layers over all stages."""
+        return self.pipeline * self.interleave
+
+    def check(self, config: TransformerConfig, batch: int, seq: int) -> None:
+        """Refuse degrees that don't divide what they split.
+
+        Raises:
+            ValueError: the first such degree.
+        """
+        if self.chunks > config.num_layers:
+            raise ValueError(
+                f"pipeline: expected at most num_layers={config.num_layers} chunks of layers, got {self.chunks}"
+            )
+        parts = (
+            ("data", self.data, "batch", batch),
+            ("tensor", self.tensor, "heads", config.heads),
+            ("tensor", self.tensor, "kv_heads", config.kv_heads),
+            ("tensor", self.tensor, "mlp_hidden", config.mlp_hidden),
+            ("context", self.context, "seq", seq),
+            ("sequence", self.tensor * self.context if self.sequence else 1, "seq", seq),
+            ("pipeline", self.chunks, "num_layers", config.num_layers),
+        )
+        for name, degree, what, size in parts:
+            if size % degree:
+                raise ValueError(f"{name}: expected a divisor of {what}={size}, got {degree}")
+
+    def divisor(self, axes: Iterable[str]) -> int:
+        """Devices that share an activation of these axes (symbols as of ``jremat.estimate.block``).
+
+        >>> Parallel(tensor=8).divisor(("b", "s", "h")), Parallel(tensor=8).divisor(("b", "s", "f"))
+        (1, 8)
+        """
+        axes = tuple(axes)
+        parts = self.data if "b" in axes else 1
+        parts *= self.context if "s" in axes else 1  # of scores [.., s, s] the queries are split
+        if _SPLIT_BY_TENSOR & set(axes):
+            return parts * self.tensor
+        return parts * (self.tensor if self.sequence and "s" in axes else 1)
+
+    def in_flight(self, stage: int) -> int:
+        """Chunks whose activations ``stage`` holds at once, given enough micro-batches.
+
+        1F1B: stage i holds p - i micro-batches. Interleaved: its warm-up of 2 (p - i - 1) + (m - 1) p chunks and one
+        more, which on the first stage is the paper's factor 1 + (p - 1) / (p m).
+
+        Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Korthikanti et al. 2022, section 4.2.3.
+
+        >>> Parallel(pipeline=8, interleave=3).in_flight(0), round(3 * 8 * (1 + 7 / 24))
+        (31, 31)
+        """
+        later = self.pipeline - stage - 1
+        return later + 1 if self.interleave == 1 else 2 * later + (self.interleave - 1) * self.pipeline + 1

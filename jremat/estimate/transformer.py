@@ -1,0 +1,245 @@
+"""The ledger of a training run in closed form: from a config, a policy and shapes; no trace, no arrays."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jremat.estimate.block import block_of, item_bytes, sizes_of
+from jremat.estimate.config import TransformerConfig
+from jremat.estimate.ledger import MOMENTS, Ledger, Line, Moment, Part, summed
+from jremat.estimate.parallel import Parallel
+from jremat.estimate.parameters import Parameters, parameters_of, spread
+from jremat.estimate.stack import Row, StackKept, matmul_flops, stack_kept
+from jremat.estimate.work import ASSUMPTIONS, head_work, layer_work, relaid
+from jremat.policy.decision import OFFLOAD
+from jremat.policy.layers import LayerPlan, Request
+from jremat.policy.policy import Policy
+
+Optimizer = Literal["adamw", "momentum", "sgd"]
+OPTIMIZER_BYTES: Mapping[str, int] = {"adamw": 8, "momentum": 4, "sgd": 0}
+"""Of state a parameter, in float32: two moments, one, none."""
+
+_BACKWARD: tuple[Moment, ...] = ("mlp", "attention")
+_SYMBOL = {
+    "gradients of the layers": "P_blocks",
+    "gradient of the head": "P_head",
+    "gradients of the embedding": "P_embedding",
+}
+
+
+def estimate(
+    config: TransformerConfig,
+    policy: Policy | LayerPlan,
+    *,
+    batch: int,
+    seq: int,
+    chunk: int | None = None,
+    optimizer: Optimizer = "adamw",
+    master_weights: bool = False,
+    accumulate: int = 1,
+    parallel: Parallel | None = None,
+    stack: Literal["auto", "scan", "chain"] = "auto",
+) -> Ledger:
+    """The memory of one training step, line by line.
+
+    Kept for the backward pass is what the policy keeps of the traced program, to the byte; the peak rests on the
+    ledger's ``assumptions``.
+
+    Args:
+        config: the architecture, its dtypes, dropout and attention.
+        policy: of every layer, or a plan over the layers (of each pipeline stage's chunk).
+        batch: sequences that go through the model at a time, over all data replicas.
+        seq: tokens of each, at most ``config.max_seq`` where positions are learned.
+        chunk: positions whose logits are alive at a time; None keeps all logits.
+        optimizer: ``adamw`` (two float32 moments), ``momentum`` (one) or ``sgd`` (none).
+        master_weights: a float32 copy of weights that are bfloat16.
+        accumulate: micro-batches of one step; above 1 there is a float32 sum of their gradients.
+        parallel: degrees of parallelism; None: one device.
+        stack: ``auto`` takes a scan for one policy and the executor for a plan, as training does; or either by name.
+
+    Returns:
+        The ledger of the device where the peak is highest.
+
+    Raises:
+        ValueError: an argument out of range, degrees that don't divide, a policy that doesn't fit the block or a plan
+            that doesn't fit the layers.
+
+    >>> from jremat.policy import FULL, NONE
+    >>> config = TransformerConfig(vocab_size=256, num_layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16,
+    ...                            mlp_hidden=256, max_seq=128)
+    >>> full, none = (estimate(config, p, batch=2, seq=128) for p in (FULL, NONE))
+    >>> full.kept_bytes, none.kept_bytes  # 4 L b s h; and sbh(64 + 4 a s / h) L with the norms' statistics
+    (262144, 6356992)
+    """
+    p = parallel or Parallel()
+    _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
+    p.check(config, batch, seq)
+    chain = stack == "chain" or (stack == "auto" and isinstance(policy, LayerPlan))
+    sizes = {**sizes_of(config, batch, seq), "L": config.num_layers, "P": config.num_params()}
+    sizes["k"] = min(config.attention_block, -(-seq // 2))  # keys that blockwise attention reads at a time
+    if chunk is not None:
+        sizes["c"] = min(chunk, seq)
+    run = _Run(config, p, sizes, chunk, OPTIMIZER_BYTES[optimizer], master_weights, accumulate, chain)
+    kept = stack_kept(config, policy, config.num_layers // p.chunks, sizes, chain=chain)
+    whole = matmul_flops(block_of(config).tensors.values(), sizes) * config.num_layers
+    ledgers = [
+        Ledger(
+            run.lines(kept, stage),
+            tuple((name, sizes[name]) for name in sizes if name != "1"),
+            (*_assumed(config, p, chain), *ASSUMPTIONS),
+            p.devices,
+            stage,
+            kept.recomputed_flops * p.chunks,
+            whole,
+        )
+        for stage in sorted({0, p.pipeline - 1})
+    ]
+    return max(ledgers, key=lambda ledger: ledger.peak_bytes)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run's facts, and its lines."""
+
+    config: TransformerConfig
+    parallel: Parallel
+    sizes: Mapping[str, int]
+    chunk: int | None
+    optimizer_bytes: int
+    master_weights: bool
+    accumulate: int
+    chain: bool
+
+    def lines(self, kept: StackKept, stage: int) -> tuple[Line, ...]:
+        first, last = stage == 0, stage == self.parallel.pipeline - 1
+        rows = [
+            *self._state(first, last),
+            *(self._kept(row, stage) for row in kept.rows),
+            *(self._row("layer", f"replay: {row.name}", row, _BACKWARD) for row in kept.replay),
+            *self._work(kept),
+            *(self._embedding() if first else ()),
+            *(self._head() if last else ()),
+        ]
+        return tuple(line for line in summed(rows) if line.total_bytes)
+
+    def _state(self, first: bool, last: bool) -> Iterable[Line]:
+        c, p = self.config, self.parallel
+        item = item_bytes("param", c)
+        parts = parameters_of(c)
+        blocks = [x for x in parts if x.place == "block"]
+        kinds = [("weights", parts, item, p.zero >= 3, MOMENTS)]
+        kinds += [
+            ("gradients of the layers", blocks, item, p.zero >= 2, ("loss", *_BACKWARD, "update")),
+            ("gradient of the head", _tables(parts, c, True), item, p.zero >= 2, ("turn", *_BACKWARD, "update")),
+            ("gradients of the embedding", _tables(parts, c, False), item, p.zero >= 2, ("update",)),
+        ]
+        if self.accumulate > 1:
+            kinds.append(("gradient sum", parts, 4, p.zero >= 2, MOMENTS))
+        if self.optimizer_bytes:
+            kinds.append(("optimizer moments", parts, self.optimizer_bytes, p.zero >= 1, MOMENTS))
+        if self.master_weights:
+            kinds.append(("master weights", parts, 4, p.zero >= 1, MOMENTS))
+        for name, of, size, shared, alive in kinds:
+            held, total = spread(of, p, first=first, last=last), sum(x.count for x in of)
+            device = size * (-(-held // p.data) if shared else held)
+            yield Line("state", name, size * total, device, f"{size}·{_SYMBOL.get(name, 'P')}", ("P",), alive)
+        if p.zero >= 3:
+            layer = -(-c.block_params() // p.tensor) * item
+            yield Line("layer", "weights of one layer, gathered", layer, layer, f"{item}·P_blocks/L", ("P",), _BACKWARD)
+
+    def _kept(self, row: Row, stage: int) -> Line:
+        p = self.parallel
+        line = self._row("kept", row.name, row, ("loss", "turn", *_BACKWARD))
+        formula = self._formula(row, row.copies * p.chunks)
+        total, held = line.total_bytes * p.chunks, line.device_bytes * p.in_flight(stage)
+        return replace(line, total_bytes=total, device_bytes=held, formula=formula, crosses=True)
+
+    def _row(self, part: Part, name: str, row: Row, alive: tuple[Moment, ...]) -> Line:
+        total = math.prod(self.sizes[a] for a in row.axes) * row.copies * item_bytes(row.dtype, self.config)
+        device = -(-total // self.parallel.divisor(row.axes))
+        scales = tuple(dict.fromkeys(axis for axis in row.axes if axis != "1"))
+        return Line(part, name, total, device, self._formula(row, row.copies), scales, alive, row.decision is OFFLOAD)
+
+    def _formula(self, row: Row, copies: int) -> str:
+        """Bytes of a value times its axes, times how many there are."""
+        factors = [str(item_bytes(row.dtype, self.config)), *(a for a in row.axes if a != "1")]
+        if copies > 1:
+            factors.append("L" if copies == self.sizes["L"] else str(copies))
+        return "·".join(factors)
+
+    def _work(self, kept: StackKept) -> Iterable[Line]:
+        block = block_of(self.config, chain=self.chain)
+        for name, row, alive in (*layer_work(self.config, block, kept.recomputed), *relaid(self.config, kept.rows)):
+            yield self._row("layer", name, row, alive)
+
+    def _embedding(self) -> Iterable[Line]:
+        rows = [("embedding: row of each token", Row("", ("b", "s", "1"), "int32", 1))]
+        rows += [("embedding: dropout key", Row("", (), "key", 1))] if self.config.dropout else []
+        for name, row in rows:
+            yield replace(self._row("head", name, row, ("loss", "turn", *_BACKWARD)), crosses=True)
+
+    def _head(self) -> Iterable[Line]:
+        for name, row in head_rows(self.config, self.chunk):
+            yield replace(self._row("head", name, row, ("loss",)), crosses=True)
+        for name, row, alive in head_work(self.config, self.chunk):
+            yield self._row("head", name, row, alive)
+
+
+def _tables(parts: Iterable[Parameters], config: TransformerConfig, of_head: bool) -> list[Parameters]:
+    """The parameters whose gradient the head's backward pass makes, or those of the embedding's, at the very end."""
+    head = [x for x in parts if x.place == "head" or (x.place == "embedding" and x.split and config.tied_embeddings)]
+    return head if of_head else [x for x in parts if x.place == "embedding" and x not in head]
+
+
+def head_rows(config: TransformerConfig, chunk: int | None) -> Iterable[tuple[str, Row]]:
+    """What the final norm, the head and the loss keep, to the byte."""
+    stream = ("b", "s", "h")
+    yield "final norm: input", Row("", stream, "compute", 1)
+    stats = 2 if config.norm == "layernorm" else 1
+    yield "final norm: statistics", Row("", ("b", "s", "1"), "float32", stats)
+    yield "head: input", Row("", stream, "compute", 1)
+    if chunk is None:
+        if config.param_dtype != config.compute_dtype:
+            yield "head: weights cast", Row("", ("v", "h"), "compute", 1)
+        yield "head: logits", Row("", ("b", "s", "v"), "compute", 1)
+    yield "loss: log-sum-exp", Row("", ("b", "s"), "float32", 1)
+
+
+def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack) -> None:
+    if not isinstance(config, TransformerConfig):
+        raise ValueError(f"config: expected a TransformerConfig, got {config!r}")
+    if isinstance(policy, Request):
+        raise ValueError(
+            f"policy: {policy.spec!r} needs shapes before it is a policy; resolve it first: "
+            "policies.get(spec).resolve(block, *args, num_layers=L)"
+        )
+    if not isinstance(policy, Policy | LayerPlan):
+        raise ValueError(f"policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got {policy!r}")
+    for name, value in (("batch", batch), ("seq", seq), ("chunk", chunk), ("accumulate", accumulate)):
+        if not (name == "chunk" and value is None) and (
+            not isinstance(value, int) or isinstance(value, bool) or value < 1
+        ):
+            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    if config.positions == "learned" and seq > config.max_seq:
+        raise ValueError(f"seq: expected at most max_seq={config.max_seq}, which has a row a position, got {seq}")
+    if optimizer not in OPTIMIZER_BYTES:
+        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZER_BYTES))}, got {optimizer!r}")
+    if master_weights and config.param_dtype == "float32":
+        raise ValueError("master_weights: the weights are float32 themselves; it would only double them")
+    if stack not in ("auto", "scan", "chain"):
+        raise ValueError(f"stack: expected 'auto', 'scan' or 'chain', got {stack!r}")
+    if stack == "scan" and isinstance(policy, LayerPlan) and policy.uniform(config.num_layers) is None:
+        raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
+
+
+def _assumed(config: TransformerConfig, parallel: Parallel, chain: bool) -> Iterable[str]:
+    yield f"layers run by {'the stack executor' if chain else 'a scan'}; parameters are updated in place (donated)"
+    if config.attention == "cudnn":
+        yield "cuDNN's attention keeps its output and log-sum-exp; its own workspace is taken to be dq in float32"
+    if parallel.pipeline > 1:
+        yield "pipeline: enough micro-batches to fill it; a plan over layers holds for each chunk of them"
+    if parallel.context > 1:
+        yield "context: keys and values of other devices pass through, one share at a time, and are not counted"
+    if parallel.devices > 1:
+        yield "collectives' own buffers are not counted"

@@ -1,0 +1,85 @@
+"""What the compiled step holds beside state and what is kept: one layer's own work, the head's, and copies.
+
+The closed lists say what JAX keeps; here stand the few rules for what XLA makes of the rest, each with what it was read
+from. Calibrated on compiled H200 programs of jax 0.10.2 (XLA's own remat pass off, AdamW, donated state);
+``benchmarks/estimate_peak.py`` measures the error.
+"""
+
+from collections.abc import Iterable
+
+from jremat.estimate.block import Block, Tensor
+from jremat.estimate.config import TransformerConfig
+from jremat.estimate.ledger import Moment
+from jremat.estimate.stack import Row
+
+ASSUMPTIONS = (
+    "the gradients of all layers are one buffer, zeroed before the loss is taken back",
+    "the gradient of the logits takes the logits' place",
+    "one layer is under work at a time; in the MLP's backward pass all that was made again is alive, in attention's "
+    "the attention's half of it",
+    "materialised scores that are kept are laid out anew once between forward and backward",
+    "calibrated on programs compiled for an H200 by jax 0.10.2; fragmentation and collectives are left out",
+)
+
+_STREAM, _WIDE, _HEADS = ("b", "s", "h"), ("b", "s", "f"), ("b", "s", "n", "d")
+_SCORES = ("b", "m", "g", "s", "s")
+Work = Iterable[tuple[str, Row, tuple[Moment, ...]]]
+
+
+def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Tensor]) -> Work:
+    """What one layer's backward pass holds: what it makes again and reads, and its own gradients.
+
+    Args:
+        config: kinds of attention and MLP.
+        block: the layer's tensors.
+        recomputed: those of them that are made again.
+    """
+    order = list(block.tensors)
+    middle = order.index("middle")
+    scores_again = False
+    for tensor in recomputed:
+        if tensor.id in block.reads:
+            attention = order.index(tensor.id) < middle
+            alive: tuple[Moment, ...] = ("mlp", "attention") if attention else ("mlp",)
+            yield f"made again: {tensor.label}", Row("", tensor.axes, tensor.dtype, 1), alive
+            scores_again |= tensor.tag in ("attn_probs", "attn_dropped")
+    # The activation's gradient and one more of the MLP's width; the stream's gradient, in and out.
+    yield "gradients in the MLP", Row("", _WIDE, "compute", 2), ("mlp",)
+    yield "gradients of the stream", Row("", _STREAM, "compute", 2), ("mlp",)
+    # Of query, key, value, context and stream: five arrays of about the stream's size.
+    yield "gradients in attention", Row("", _HEADS, "compute", 5), ("attention",)
+    if config.attention == "dot":
+        yield "gradients of scores and probabilities", Row("", _SCORES, "compute", 2), ("attention",)
+        if config.group > 1 and scores_again:
+            # Grouped queries keep XLA from fusing the softmax: masked scores twice in float32 and the mask stand
+            # beside the probabilities; with the two above, 11 bytes a score in bfloat16.
+            yield "softmax that doesn't fuse", Row("", _SCORES, "float32", 1), ("attention",)
+            yield "mask of a softmax that doesn't fuse", Row("", _SCORES, "bool", 1), ("attention",)
+    else:
+        yield "fused attention: gradient of query", Row("", _HEADS, "float32", 1), ("attention",)
+    if config.attention == "blockwise":
+        # Scores, probabilities and their gradients of one block of keys.
+        yield "fused attention: one block", Row("", ("b", "n", "s", "k"), "float32", 4), ("attention",)
+
+
+def relaid(config: TransformerConfig, rows: Iterable[Row]) -> Work:
+    """Kept scores or probabilities once more, in the layout that the backward loop reads; of two kinds one."""
+    square = [row for row in rows if row.axes == _SCORES]
+    if square:
+        largest = max(square, key=lambda row: row.copies)
+        yield "kept scores laid out anew", Row("", _SCORES, "compute", largest.copies), ("turn",)
+    yield "gradients of the stream", Row("", _STREAM, "compute", 3), ("turn",)
+
+
+def head_work(config: TransformerConfig, chunk: int | None) -> Work:
+    """What the loss's backward pass holds beside what was kept for it."""
+    cast = config.param_dtype != config.compute_dtype
+    if chunk is not None:
+        yield "loss: logits of one chunk", Row("", ("b", "c", "v"), "float32", 1), ("loss",)
+        if cast:
+            yield "head: weights cast", Row("", ("v", "h"), "compute", 1), ("loss",)
+        yield "head: gradient, summed", Row("", ("v", "h"), "float32", 1), ("loss",)
+    elif cast:
+        yield "gradients of the stream", Row("", _STREAM, "compute", 2), ("loss",)
+    else:
+        yield "head: gradient", Row("", ("v", "h"), "param", 1), ("loss",)

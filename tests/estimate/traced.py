@@ -1,0 +1,52 @@
+"""What JAX keeps of a block, counted by the engine on the traced program."""
+
+import warnings
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+
+import jremat
+from jremat.estimate.config import TransformerConfig
+from jremat.policy import LayerPlan, Policy
+from jremat.transform import chain
+from models.transformer import Block, Transformer, init_params, mean_loss
+
+
+@lru_cache(maxsize=32)
+def _block(config: TransformerConfig, batch: int, seq: int):
+    """A block, as a function of its parameters, its input, its dropout key and the positions, and their shapes."""
+    block = Block(config)
+    x = jax.ShapeDtypeStruct((batch, seq, config.hidden), config.compute_dtype)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(block.init, key, x)
+    positions = jax.ShapeDtypeStruct((seq,), jnp.int32)
+    return block.apply, (params, x, key if config.dropout else None, positions)
+
+
+def block_residuals(config: TransformerConfig, policy: Policy, batch: int, seq: int) -> tuple[int, int]:
+    """Bytes that one block makes and keeps, and those of them in host memory."""
+    apply, args = _block(config, batch, seq)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the cpu backend ignores offloads; the program has them
+        rows = jremat.residuals(apply, *args, policy=policy)
+    return rows.total_bytes, rows.host_bytes
+
+
+def loss_residuals(
+    config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, chunk: int | None, stack: str
+) -> tuple[int, int]:
+    """Bytes that the whole loss makes and keeps, and those of them in host memory."""
+    if stack == "chain":
+        run = lambda block, params, carry: chain.stack(block, policy, num_layers=config.num_layers)(params, carry)
+        model = Transformer(config, stack=run)
+    else:
+        model = Transformer(config, remat=lambda block: jremat.remat(block, policy))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(partial(init_params, config), key)
+    tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
+    loss = lambda params, tokens, targets, key: mean_loss(model, params, tokens, targets, key, chunk)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        rows = jremat.residuals(loss, params, tokens, tokens, key if config.dropout else None)
+    return rows.total_bytes, rows.host_bytes
