@@ -148,7 +148,7 @@ def test_the_loss_curve_is_the_same_under_every_policy(bare: np.ndarray, spec: s
 
 
 def test_the_curve_is_learned_and_dropout_is_on(bare: np.ndarray) -> None:
-    assert bare[-5:].mean() < bare[:5].mean() - 0.5
+    assert bare[-5:].mean() < bare[:5].mean() - 0.25
     undropped = losses("none", 1, config=replace(CONFIG, dropout=0.0))
     assert abs(undropped[0] - bare[0]) > 1e-4
 
