@@ -34,7 +34,8 @@ ALLOWED = {
 }
 # The only arrow that points up: a request is data, its fulfilment is the planner's.
 EXCEPTIONS = {("jremat/policy/layers.py", "jremat.plan")}
-TORCH = re.compile(r"(models/torch_\w+|policies/torch_sac|scripts/compare_torch)\.py")
+# Where torch may be: the twin, the contexts that run policies (what they say is data without it) and the comparison.
+TORCH = re.compile(r"(models/torch_\w+|policies/torch_contexts|scripts/compare_torch|scripts/compare/torch_\w+)\.py")
 
 
 def imports(path: Path) -> set[str]:
