@@ -68,8 +68,9 @@ def _check_names(bench: Bench) -> None:
         config.get(name)
     for spec in bench.policies:
         policies.get(spec)
-    for spec in (str(bench.target_config),) if bench.target_config else bench.target:
-        target(spec)
+    targets = [target(spec) for spec in ((str(bench.target_config),) if bench.target_config else bench.target)]
+    if bench.profile and all(kind.described for kind in targets):
+        raise ValueError(f"profile: nothing runs on {', '.join(kind.name for kind in targets)}, which is not here")
 
 
 def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> None:
@@ -80,7 +81,7 @@ def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> 
         for case in chosen:
             progress.update(task, description=case.title)
             left = end - time.monotonic() if end else bench.timeout_seconds
-            if rows.done(case):
+            if rows.done(case) and not case.profile:  # a trace is asked for each time
                 progress.console.print(f"{case.title}: in the file already", highlight=False)
             elif left <= 0:
                 progress.console.print(f"{case.title}: no time left", highlight=False)

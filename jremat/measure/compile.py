@@ -39,7 +39,7 @@ def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.st
     """
     here = devices(kind)
     placed = jax.tree.map(lambda leaf: place(leaf, here), args)
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     if not kind.described:
         return jitted.lower(*placed)
     with _on_mesh_of(placed, here):  # the platform by name: JAX would look for what "gpu" means on this machine
@@ -54,11 +54,11 @@ def compiled(
     Raises:
         CompileError: XLA refuses; the message is its first line, with the size where it ran out of memory.
     """
-    try:
-        with _xla_remat(xla_remat):
+    with _xla_remat(xla_remat):
+        try:
             return lowered.compile(compiler_options=dict(compiler_options) or None)
-    except Exception as error:  # XLA's own types differ by version
-        raise explained(error, kind) from error
+        except Exception as error:  # XLA's own types differ by version
+            raise explained(error, kind) from error
 
 
 def explained(error: Exception, kind: Target) -> CompileError:
@@ -126,12 +126,15 @@ def _on_mesh_of(placed: Any, here: tuple[jax.Device, ...]) -> Iterator[None]:
 @contextlib.contextmanager
 def _xla_remat(on: bool) -> Iterator[None]:
     """XLA's rematerialization pass on or off for the compiles inside."""
-    before = jax.config.jax_compiler_enable_remat_pass
-    jax.config.update("jax_compiler_enable_remat_pass", on)
+    before = getattr(jax.config, _XLA_REMAT)
+    jax.config.update(_XLA_REMAT, on)
     try:
         yield
     finally:
-        jax.config.update("jax_compiler_enable_remat_pass", before)
+        jax.config.update(_XLA_REMAT, before)
+
+
+_XLA_REMAT = "jax_compiler_enable_remat_pass"
 
 
 __all__ = ["CompileError", "TargetError", "compiled", "explained", "is_array", "lower", "place"]

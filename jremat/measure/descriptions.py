@@ -1,11 +1,16 @@
 """GPUs as XLA describes them: the text that lets it compile for a device that is not here.
 
 XLA reads a ``GpuTargetConfigProto`` in text form. The rows below hold what differs between the chips; the rest is the
-same on all of them. A description from a real GPU (``describe_local``) is better than ours and is used the same way.
+same on all of them. A description from a real GPU is better than ours and is used the same way; on that machine
+
+    python -m jremat.measure.descriptions > mine.pbtxt
+
+writes it, and ``target="mine.pbtxt"`` compiles for that GPU anywhere.
 """
 
 import dataclasses
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -176,3 +181,11 @@ def _scalar(token: str) -> str | int | float:
         except ValueError:
             pass
     return token
+
+
+if __name__ == "__main__":
+    try:
+        print(describe_local(), end="")
+    except ValueError as error:
+        print(f"descriptions: error: {error}", file=sys.stderr)
+        sys.exit(2)

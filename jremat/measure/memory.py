@@ -270,8 +270,8 @@ def versions(kind: Target) -> dict[str, str]:
 def _flags(xla_remat: bool, compiler_options: Mapping[str, Any]) -> dict[str, str]:
     found = {"jax_compiler_enable_remat_pass": str(xla_remat)}
     found |= {name: os.environ[name] for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)}
-    if jax.config.jax_default_matmul_precision:
-        found["jax_default_matmul_precision"] = str(jax.config.jax_default_matmul_precision)
+    if precision := getattr(jax.config, "jax_default_matmul_precision", None):
+        found["jax_default_matmul_precision"] = str(precision)
     return found | {name: str(value) for name, value in compiler_options.items()}
 
 

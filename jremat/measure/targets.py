@@ -80,7 +80,8 @@ def target(spec: "str | Target | Path") -> Target:
 
     Args:
         spec: one of ``NAMES``, with ``xN`` for N devices of one host; or a path (``Path``, or a string that ends in
-            ``.pbtxt`` or ``.textproto``, also with ``xN``) of a description in XLA's text form; a ``Target`` is itself.
+            ``.pbtxt`` or ``.textproto`` or has a folder in it, also with ``xN``) of a description in XLA's text form;
+            a ``Target`` is itself.
 
     Raises:
         ValueError: an unknown name (near ones are listed), a count that the kind does not come in, a file that is
@@ -98,7 +99,7 @@ v6e, each also as NAMExCOUNT, or a file.pbtxt
         return spec
     text = str(spec)
     base, count = _split(text)
-    if isinstance(spec, Path) or base.endswith((".pbtxt", ".textproto")):
+    if isinstance(spec, Path) or base.endswith((".pbtxt", ".textproto")) or os.sep in base:
         return _from_file(Path(base), count)
     if base not in NAMES:
         near = difflib.get_close_matches(base, NAMES, cutoff=0.5)

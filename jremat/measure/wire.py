@@ -45,7 +45,7 @@ def fields(message: bytes) -> Fields:
 def number(message: Fields, field: int) -> int:
     """The last integer of that field; absent is zero, as in proto3."""
     values = message.get(field)
-    return int(values[-1]) if values else 0  # type: ignore[arg-type]
+    return int(values[-1]) if values else 0
 
 
 def numbers(message: Fields, field: int) -> tuple[int, ...]:

@@ -57,7 +57,8 @@ def build(case: Case, num_devices: int) -> Built:
     if num_devices > 1:
         model = batch_sharded(model, num_devices)
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    optimizer = optax.adamw(1e-4) if case.step == "train" else None
+    adamw = optax.adamw(1e-4)
+    optimizer = adamw if case.step == "train" else None
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         return mean_loss(model, params, tokens[:, :-1], tokens[:, 1:], chunk=case.loss_chunk or None)
@@ -75,7 +76,7 @@ def build(case: Case, num_devices: int) -> Built:
     def train(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
         params, inner = state
         value, gradient = jax.value_and_grad(loss)(params, tokens)
-        updates, inner = optimizer.update(gradient, inner, params)
+        updates, inner = adamw.update(gradient, inner, params)
         return kept((optax.apply_updates(params, updates), inner)), value
 
     def gradient(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
@@ -89,13 +90,8 @@ def build(case: Case, num_devices: int) -> Built:
 def config_of(case: Case) -> TransformerConfig:
     """The model's config with the case's changes; no dropout, as in pretraining today."""
     config = get(case.model)
-    return replace(
-        config,
-        num_layers=case.layers or config.num_layers,
-        attention=case.attention,
-        compute_dtype=case.compute_dtype,
-        dropout=0.0,
-    )
+    changed: dict[str, Any] = {"attention": case.attention, "compute_dtype": case.compute_dtype, "dropout": 0.0}
+    return replace(config, num_layers=case.layers or config.num_layers, **changed)
 
 
 def seq_of(case: Case, config: TransformerConfig) -> int:

@@ -97,6 +97,8 @@ class Bench:
         for name in ("layers", "loss_chunk", "memory_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if self.margin != Bench.margin and not self.largest_batch:
+            raise ValueError("margin: only --largest-batch leaves a margin")
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin: expected a share from 0 to 1, got {self.margin}")
         if not (self.timeout_seconds > 0 and self.minutes > 0):

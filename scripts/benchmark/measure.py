@@ -50,8 +50,8 @@ def row(case: Case) -> dict[str, Any]:
         case = dataclasses.replace(case, batch=largest or kind.num_devices)
     memory, built, run = _compiled(case, kind)
     found |= _figures(memory) | _facts(built, kind) | flops_of(built, case)
-    limit = case.memory_bytes or memory.hbm_bytes
-    found["status"] = "ok" if limit is None or memory.peak_bytes <= limit else "does_not_fit"
+    room = case.memory_bytes or memory.hbm_bytes
+    found["status"] = "ok" if room is None or memory.peak_bytes <= room else "does_not_fit"
     if not kind.described and found["status"] == "ok" and not case.compile_only:
         try:
             found |= timed(case, built, run, kind, found)

@@ -27,10 +27,10 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for (model, target, batch, seq), group in _groups(good, "model", "target", "batch", "seq"):
-        drawn.append(_save(folder, f"{model}-{target}-b{batch}-s{seq}", lambda axes, g=group: _trade(axes, g)))
+        drawn.append(_save(folder, f"{model}-{target}-b{batch}-s{seq}", _trade, group))
     for (model, target, batch), group in _groups(good, "model", "target", "batch"):
         if len({row["seq"] for row in group}) > 1:
-            drawn.append(_save(folder, f"{model}-{target}-b{batch}-by-seq", lambda axes, g=group: _by_seq(axes, g)))
+            drawn.append(_save(folder, f"{model}-{target}-b{batch}-by-seq", _by_seq, group))
     return drawn
 
 
@@ -76,9 +76,9 @@ def _memory_axis(axes: Axes, rows: Sequence[Row]) -> None:
         axes.annotate("device memory", (1, room / 2**30), xycoords=("axes fraction", "data"), fontsize=7, ha="right")
 
 
-def _save(folder: Path, name: str, draw_on: Callable[[Axes], None]) -> Path:
+def _save(folder: Path, name: str, draw_on: Callable[[Axes, Sequence[Row]], None], rows: Sequence[Row]) -> Path:
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    draw_on(axes)
+    draw_on(axes, rows)
     path = folder / f"{name.replace('/', '_')}.svg"
     figure.savefig(path, metadata={"Date": None})  # or every run changes the file
     plt.close(figure)

@@ -7,11 +7,14 @@ what matters: a 1B Llama at 4,096 tokens under four policies, then GPT-2 XL, the
 cuDNN's, matmuls are bfloat16; each case is first compiled for the same chip without the device, so that both figures
 and the device's own stand side by side.
 
+Beside JAX it needs flax, optax, rich and tyro. ``--suite-size small`` rehearses the same list on any machine.
+
 Published figures to hold the MFU against, as a check that nothing is badly wrong: 41.8% for a 1B model (llm-foundry, 8
 H100), 52.9% full or 49.2% half convention for Llama2-7B (JAX-Toolbox's MaxText, 8 H100).
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from scripts.benchmark.config import Case
 
@@ -22,8 +25,10 @@ _MORE = ("torchtitan_selective_op", "dots_with_no_batch_dims_saveable")
 def gpu(size: str) -> Iterator[Case]:
     """The suite's cases in the order in which they run; ``small`` is the same list at a size for any machine."""
     if size == "small":
-        shape = {"target": "local", "attention": "blockwise", "compute_dtype": "float32", "batch": 2, "seq": 64,
-                 "layers": 2, "steps": 3, "warmup": 1, "loss_chunk": 32, "described": "cpu"}  # fmt: skip
+        shape: dict[str, Any] = {
+            "target": "local", "attention": "blockwise", "compute_dtype": "float32", "batch": 2, "seq": 64, "layers": 2,
+            "steps": 3, "warmup": 1, "loss_chunk": 32, "described": "cpu",
+        }  # fmt: skip
         llama, gpt = ("tiny-llama", shape), ("tiny", shape)
     else:
         shape = {"target": "local", "attention": "cudnn", "compute_dtype": "bfloat16", "steps": 10, "warmup": 2,

@@ -73,7 +73,7 @@ def probe(folder: Path) -> None:
         file.flush()
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any] | list[Any]) -> None:
     """Write ``data`` beside ``path`` and rename it there, so that a reader sees all of it or none.
 
     Raises:

@@ -259,6 +259,7 @@ def test_a_users_own_error_stays_as_it_is():
         memory(lambda x: x @ x, jax.ShapeDtypeStruct((4, 5), jnp.float32), target="h200")
 
 
+@pytest.mark.filterwarnings("ignore:.*Pallas Triton:DeprecationWarning", "ignore:.*pallas_call:DeprecationWarning")
 def test_pallas_knows_the_described_gpu():
     from jax.experimental import pallas as pl
 

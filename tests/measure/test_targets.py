@@ -129,6 +129,15 @@ def test_description_of_the_gpu_that_is_here(tmp_path):
     assert info["core_count"] == GPUS["h200"].cores
 
 
+def test_the_command_that_writes_a_description_is_one_line_without_a_gpu():
+    said = subprocess.run(
+        [sys.executable, "-m", "jremat.measure.descriptions"], capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 2
+    assert said.stderr.splitlines()[-1].startswith("descriptions: error: describe_local: expected an NVIDIA GPU")
+    assert said.stdout == ""
+
+
 def test_a_missing_plugin_names_its_pip_line(monkeypatch):
     monkeypatch.setattr(targets, "_exists", lambda module: False)
     jaxlib = jax.lib.__version__
