@@ -45,14 +45,26 @@ def _trade(axes: Axes, rows: Sequence[Row]) -> None:
     cost = lambda row: row["step_seconds"] if ran else 100 * row["recompute_flops"] / row["model_flops"]
     points = [(cost(row), row["peak_bytes"] / 2**30) for row in rows]
     axes.scatter(*zip(*points, strict=True), zorder=3)
-    for row, point in zip(rows, points, strict=True):
-        axes.annotate(row["policy"], point, xytext=(6, 5), textcoords="offset points", fontsize=8)
+    for point, names in _labels(rows, points).items():
+        axes.annotate(names, point, xytext=(6, 5), textcoords="offset points", fontsize=8)
     axes.set_xlabel("time of a step, s" if ran else "recomputed, % of the model's FLOPs")
     axes.margins(x=0.25, y=0.15)
     axes.set_title(
         f"{rows[0]['model']}, batch {rows[0]['batch']}, {rows[0]['seq']} tokens: {label(rows[0])}", fontsize=9
     )
     _memory_axis(axes, rows)
+
+
+def _labels(rows: Sequence[Row], points: Sequence[tuple[float, float]]) -> dict[tuple[float, float], str]:
+    """The policies at each point; those that a reader could not tell apart share one, a line each."""
+    highest = max(memory for _, memory in points)
+    widest = max(max(cost for cost, _ in points), 1e-9)
+    found: dict[tuple[float, float], str] = {}
+    for row, (cost, memory) in zip(rows, points, strict=True):
+        near = [at for at in found if abs(at[0] - cost) < widest / 100 and abs(at[1] - memory) < highest / 50]
+        at = near[0] if near else (cost, memory)
+        found[at] = f"{found[at]}\n{row['policy']}" if near else row["policy"]
+    return found
 
 
 def _by_seq(axes: Axes, rows: Sequence[Row]) -> None:
