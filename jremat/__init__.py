@@ -1,9 +1,23 @@
 """Rematerialization for JAX and Flax: what is kept for the backward pass, what it costs, and proof that it is so."""
 
-from jremat.graph import flops, trace
-from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
-from jremat.transform.checkpoint import checkpoint, residuals
-from jremat.transform.remat import remat
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jremat.estimate.transformer import estimate
+    from jremat.graph import flops, trace
+    from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
+    from jremat.transform.checkpoint import checkpoint, residuals
+    from jremat.transform.remat import remat
+
+# Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
+_HOMES = {
+    "jremat.graph": ("flops", "trace"),
+    "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "Request", "tag"),
+    "jremat.transform.checkpoint": ("checkpoint", "residuals"),
+    "jremat.transform.remat": ("remat",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "FAMILIES",
@@ -15,9 +29,22 @@ __all__ = [
     "Policy",
     "Request",
     "checkpoint",
+    "estimate",
     "flops",
     "remat",
     "residuals",
     "tag",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "estimate":  # a package that can be called
+        return importlib.import_module("jremat.estimate")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

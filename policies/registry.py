@@ -1,10 +1,10 @@
 """The zoo itself: every named policy, its row, and the way from a spec to a policy."""
 
+import os
+import sys
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
-
-import jax
 
 from jremat.policy import RECOMPUTE, Policy
 from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
@@ -71,9 +71,10 @@ def get(spec: str) -> Spec:
     """
     policy = parse(spec, ZOO)
     if isinstance(policy, Policy) and not policy.strict_only and _unheard(policy):
+        version = sys.modules["jax"].__version__
         warnings.warn(
-            f"policy: {policy.spec!r} as a plain JAX policy is not honoured under jax_remat3 (jax {jax.__version__} "
-            "asks it about some operations or none); use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)",
+            f"policy: {policy.spec!r} as a plain JAX policy is not honoured under jax_remat3 (jax {version} asks it "
+            "about some operations or none); use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)",
             UserWarning,
             stacklevel=2,
         )
@@ -86,6 +87,10 @@ _REMAT3_ASKS_NAMES = (0, 12)
 
 def _unheard(policy: Policy) -> bool:
     """Whether ``jax_remat3`` is on and JAX wouldn't ask the plain policy about all that it keeps."""
+    if "jax" not in sys.modules and not os.environ.get("JAX_REMAT3"):
+        return False  # JAX isn't loaded, nor will it be told to; a spec is read without waiting for it
+    import jax
+
     if not getattr(jax.config, "jax_remat3", False):
         return False
     names_only = policy.default is RECOMPUTE and not policy.families

@@ -22,7 +22,7 @@ class Parallel:
             stream (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
         context: devices that split the sequence everywhere, attention's queries included.
         pipeline: stages, equally many layers each, under the 1F1B schedule.
-        interleave: chunks of layers a stage; above 1 the interleaved schedule of Narayanan et al. 2021 (arXiv 2104.04473).
+        interleave: chunks of layers a stage; above 1 the interleaved schedule (Narayanan et al. 2021, section 2.2).
 
     >>> Parallel(data=2, tensor=4).devices
     8

@@ -1,7 +1,7 @@
 """The ledger of a training run in closed form: from a config, a policy and shapes; no trace, no arrays."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,8 +17,8 @@ from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.policy import Policy
 
 Optimizer = Literal["adamw", "momentum", "sgd"]
-OPTIMIZER_BYTES: Mapping[str, int] = {"adamw": 8, "momentum": 4, "sgd": 0}
-"""Of state a parameter, in float32: two moments, one, none."""
+OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "momentum": 1, "sgd": 0}
+"""Running means a parameter."""
 
 _BACKWARD: tuple[Moment, ...] = ("mlp", "attention")
 _SYMBOL = {
@@ -52,7 +52,8 @@ def estimate(
         batch: sequences that go through the model at a time, over all data replicas.
         seq: tokens of each, at most ``config.max_seq`` where positions are learned.
         chunk: positions whose logits are alive at a time; None keeps all logits.
-        optimizer: ``adamw`` (two float32 moments), ``momentum`` (one) or ``sgd`` (none).
+        optimizer: ``adamw`` (two moments), ``momentum`` (one) or ``sgd`` (none); moments have the dtype of what they
+            update, as optax makes them: the weights, or their float32 masters.
         master_weights: a float32 copy of weights that are bfloat16.
         accumulate: micro-batches of one step; above 1 there is a float32 sum of their gradients.
         parallel: degrees of parallelism; None: one device.
@@ -69,8 +70,8 @@ def estimate(
     >>> config = TransformerConfig(vocab_size=256, num_layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16,
     ...                            mlp_hidden=256, max_seq=128)
     >>> full, none = (estimate(config, p, batch=2, seq=128) for p in (FULL, NONE))
-    >>> full.kept_bytes, none.kept_bytes  # 4 L b s h; and sbh(64 + 4 a s / h) L with the norms' statistics
-    (262144, 6356992)
+    >>> full.kept_bytes, none.kept_bytes  # 4 b s h L, and (64 b s h + 4 b n s² + 16 b s) L
+    (262144, 6307840)
     """
     p = parallel or Parallel()
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
@@ -80,7 +81,7 @@ def estimate(
     sizes["k"] = min(config.attention_block, -(-seq // 2))  # keys that blockwise attention reads at a time
     if chunk is not None:
         sizes["c"] = min(chunk, seq)
-    run = _Run(config, p, sizes, chunk, OPTIMIZER_BYTES[optimizer], master_weights, accumulate, chain)
+    run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain)
     kept = stack_kept(config, policy, config.num_layers // p.chunks, sizes, chain=chain)
     whole = matmul_flops(block_of(config).tensors.values(), sizes) * config.num_layers
     ledgers = [
@@ -98,6 +99,9 @@ def estimate(
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 
 
+_Kind = tuple[str, Sequence[Parameters], int, bool, tuple[Moment, ...]]
+
+
 @dataclass(frozen=True)
 class _Run:
     """One run's facts, and its lines."""
@@ -106,7 +110,7 @@ class _Run:
     parallel: Parallel
     sizes: Mapping[str, int]
     chunk: int | None
-    optimizer_bytes: int
+    moments: int
     master_weights: bool
     accumulate: int
     chain: bool
@@ -128,16 +132,17 @@ class _Run:
         item = item_bytes("param", c)
         parts = parameters_of(c)
         blocks = [x for x in parts if x.place == "block"]
-        kinds = [("weights", parts, item, p.zero >= 3, MOMENTS)]
-        kinds += [
+        kinds: list[_Kind] = [
+            ("weights", parts, item, p.zero >= 3, MOMENTS),
             ("gradients of the layers", blocks, item, p.zero >= 2, ("loss", *_BACKWARD, "update")),
             ("gradient of the head", _tables(parts, c, True), item, p.zero >= 2, ("turn", *_BACKWARD, "update")),
             ("gradients of the embedding", _tables(parts, c, False), item, p.zero >= 2, ("update",)),
         ]
         if self.accumulate > 1:
             kinds.append(("gradient sum", parts, 4, p.zero >= 2, MOMENTS))
-        if self.optimizer_bytes:
-            kinds.append(("optimizer moments", parts, self.optimizer_bytes, p.zero >= 1, MOMENTS))
+        if self.moments:
+            size = self.moments * (4 if self.master_weights else item)  # of the dtype of what they update
+            kinds.append(("optimizer moments", parts, size, p.zero >= 1, MOMENTS))
         if self.master_weights:
             kinds.append(("master weights", parts, 4, p.zero >= 1, MOMENTS))
         for name, of, size, shared, alive in kinds:
@@ -223,8 +228,8 @@ def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumul
             raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
     if config.positions == "learned" and seq > config.max_seq:
         raise ValueError(f"seq: expected at most max_seq={config.max_seq}, which has a row a position, got {seq}")
-    if optimizer not in OPTIMIZER_BYTES:
-        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZER_BYTES))}, got {optimizer!r}")
+    if optimizer not in OPTIMIZER_MOMENTS:
+        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZER_MOMENTS))}, got {optimizer!r}")
     if master_weights and config.param_dtype == "float32":
         raise ValueError("master_weights: the weights are float32 themselves; it would only double them")
     if stack not in ("auto", "scan", "chain"):

@@ -49,7 +49,9 @@ def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Ten
     # Of query, key, value, context and stream: five arrays of about the stream's size.
     yield "gradients in attention", Row("", _HEADS, "compute", 5), ("attention",)
     if config.attention == "dot":
-        yield "gradients of scores and probabilities", Row("", _SCORES, "compute", 2), ("attention",)
+        # In float32 the one takes the other's place.
+        arrays = 1 if config.compute_dtype == "float32" else 2
+        yield "gradients of scores and probabilities", Row("", _SCORES, "compute", arrays), ("attention",)
         if config.group > 1 and scores_again:
             # Grouped queries keep XLA from fusing the softmax: masked scores twice in float32 and the mask stand
             # beside the probabilities; with the two above, 11 bytes a score in bfloat16.

@@ -6,9 +6,10 @@ policy by name works on a tagged model, ours or not.
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import jax
-from jax.ad_checkpoint import checkpoint_name
+if TYPE_CHECKING:
+    import jax  # its import takes a second, which those who only read policies shouldn't wait for
 
 VOCABULARY: Mapping[str, str] = MappingProxyType(
     {
@@ -40,7 +41,7 @@ RERUN_SCOPE = "kernel_rerun"
 """The ``jax.named_scope`` under which a fused kernel's backward does part of its forward again (flash attention)."""
 
 
-def tag(x: jax.Array, name: str) -> jax.Array:
+def tag(x: "jax.Array", name: str) -> "jax.Array":
     """Name a value, so that a policy can keep, offload or recompute it by that name.
 
     Nothing is kept by a tag alone; without a policy that speaks of ``name`` it is the identity.
@@ -60,6 +61,8 @@ def tag(x: jax.Array, name: str) -> jax.Array:
     >>> tag(jnp.ones(2), "mlp_up").shape
     (2,)
     """
+    from jax.ad_checkpoint import checkpoint_name
+
     return checkpoint_name(x, identifier(name))
 
 

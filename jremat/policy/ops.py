@@ -10,9 +10,10 @@ True
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import Primitive
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def family_of(primitive: str, params: Mapping[str, Any], families: Iterable[Fami
     return next((family.name for family in families if family.matches(primitive, params)), "other")
 
 
-def tagged_name(primitive: Primitive, params: Mapping[str, Any]) -> str | None:
+def tagged_name(primitive: "Primitive", params: Mapping[str, Any]) -> str | None:
     """The name that an equation puts on its output, if it is JAX's ``checkpoint_name``, else None.
 
     >>> import jax, jax.numpy as jnp

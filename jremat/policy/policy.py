@@ -1,16 +1,16 @@
 """A policy: frozen data that says which values of a block are kept, kept on the host, or made again."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import jax
-from jax.extend.core import Primitive
-from jax.extend.core.primitives import dot_general_p
+from typing import TYPE_CHECKING, Any
 
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
 from jremat.policy.names import identifier
 from jremat.policy.ops import Family, tagged_name
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Policy:
         by_family = [d for f, d in self.families if f.name in made_by]
         return stronger(*by_family) if by_family else self.default
 
-    def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
+    def __call__(self, prim: "Primitive", *avals: Any, **params: Any) -> Any:
         """JAX's policy protocol: may the outputs of this operation be kept?
 
         Returns:
@@ -273,7 +273,7 @@ class Policy:
             names=[] if name is None else [name],
             families=[f.name for f, _ in self.families if f.matches(primitive, params)],
         )
-        return _OFFLOAD if decision is OFFLOAD else decision is SAVE
+        return _offload_mark() if decision is OFFLOAD else decision is SAVE
 
     def _without(self, names: Iterable[str]) -> tuple[tuple[str, Decision], ...]:
         dropped = set(names)
@@ -297,10 +297,16 @@ def _canonical(pairs: Iterable[tuple[Any, Decision]], key: Any) -> tuple[tuple[A
 _KEYS = ((SAVE, "save", "ops"), (OFFLOAD, "offload", "offload_ops"), (RECOMPUTE, "but", "but_ops"))
 _DEFAULT_SPEC = {SAVE: "none", OFFLOAD: "offload_all"}
 
-# JAX's mark for "keep in pinned host memory" has no public constructor; a public policy hands one out.
-_OFFLOAD = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")(
-    dot_general_p, dimension_numbers=(((), ()), ((), ()))
-)
+
+@functools.cache
+def _offload_mark() -> Any:
+    """JAX's mark for "keep in pinned host memory". It has no public constructor; a public policy hands one out."""
+    import jax
+    from jax.extend.core.primitives import dot_general_p
+
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    return policy(dot_general_p, dimension_numbers=(((), ()), ((), ())))
+
 
 NONE = Policy(default=SAVE, label="none")
 FULL = Policy(label="full")

@@ -116,7 +116,7 @@ def test_a_whole_loss_keeps_the_traced_bytes(spec, stack, family, attention, dro
 
 
 def test_a_block_by_hand():
-    """In units of 2·b·s·h bytes: eight, the MLP's eight; scores, four f32 statistics a token, bf16 copies of weights."""
+    """In units of 2·b·s·h bytes: eight, the MLP's eight; scores, four statistics a token, bf16 copies of weights."""
     unit, weights = 2 * 2 * 16 * 32, 2 * 12 * 32 * 32
     by_hand = 8 * unit + 8 * unit + 2 * 2 * 4 * 16 * 16 + 4 * 4 * 2 * 16 + weights
     assert closed_form(GPT, policies.get("none"), 2, 16) == (by_hand, 0)
