@@ -85,7 +85,7 @@ class FlatBlock:
 
 def flatten(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> FlatBlock:
     """Trace ``block`` once, for one layer of ``parameters``."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parameters)
+    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
     closed, out_shape = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
     _check_carry(carry, out_shape)
     num_layer, num_carry = len(jax.tree.leaves(one)), len(jax.tree.leaves(carry))
@@ -113,9 +113,9 @@ def _chain(flat: FlatBlock, segments: Sequence[Segment], num_layers: int) -> Cal
         # The carry of a later layer is differentiated even where the first one's isn't: all of it that can be.
         active = Active(_active(stacked), _active(shared), tuple(map(_real, _values(carry))))
         weights = Weights(_values(stacked), _values(shared))
-        layer = [_layer_aval(leaf) for leaf in weights.stacked]
-        avals = layer, [_aval(x) for x in weights.shared], [_aval(x) for x in _values(carry)]
-        loops = _loops(flat.call, segments, lambda block: split(block, *avals, active))
+        # Types, not shapes: under explicit sharding and in a shard_map they say more.
+        types = jax.eval_shape(weights.layer, 0), weights.shared, _values(carry)
+        loops = _loops(flat.call, segments, lambda block: split(block, *types, active))
         out, saved = forward_all(loops, weights, 0, _values(carry))
         return out, (_Static(loops, active), weights.stacked, weights.shared, saved)
 
@@ -237,14 +237,6 @@ def _real(x: Any) -> bool:
 
 def _active(inputs: Any) -> tuple[bool, ...]:
     return tuple(given.perturbed and _real(given.value) for given in inputs)
-
-
-def _aval(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def _layer_aval(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
 def _instantiated(ct: Any) -> Any:
