@@ -1,0 +1,169 @@
+"""The papers' and the texts' numbers, to the digit, and what the program keeps beside them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import policies
+from jremat.estimate import textbook
+from jremat.estimate.config import TransformerConfig
+from jremat.estimate.textbook import Shape, layer_bytes
+from jremat.estimate.transformer import estimate
+from tests.estimate.traced import block_residuals
+
+DATA = Path(__file__).parent / "data"
+PAPER = json.loads((DATA / "korthikanti_2022.json").read_text())
+TEXTS = json.loads((DATA / "teaching_texts.json").read_text())
+SIZES = ("22B", "175B", "530B", "1T")
+
+
+def shape_of(size: str) -> Shape:
+    row, common = PAPER["table_3"][size], PAPER["table_3"]["common"]
+    m = common["interleave_m"].get(size, 1)
+    return Shape(s=common["s"], v=common["v"], t=common["t"], m=m, **{k: row[k] for k in ("a", "h", "L", "p", "b")})
+
+
+@pytest.mark.parametrize("technique", PAPER["table_2_bytes_per_layer"])
+@pytest.mark.parametrize("size", SIZES)
+def test_table_2(size, technique):
+    shape = shape_of(size)
+    printed = eval(PAPER["table_2_bytes_per_layer"][technique], {}, vars(shape))
+    assert layer_bytes(shape, technique) == pytest.approx(printed, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_percentages_of_the_tensor_parallel_baseline(size):
+    shape = shape_of(size)
+    techniques = ("tensor_sequence", "tensor_selective", "tensor_sequence_selective", "full")
+    mine = [round(100 * layer_bytes(shape, t) / layer_bytes(shape, "tensor"), 1) for t in techniques]
+    assert mine == PAPER["percent_of_tensor_parallel_baseline"][size]
+
+
+def test_what_selective_alone_saves():
+    for size, saved in (("175B", 70), ("530B", 65)):
+        shape = replace(shape_of(size), t=1)
+        assert round(100 * (1 - layer_bytes(shape, "tensor_selective") / layer_bytes(shape))) == saved
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parts_and_extras(size):
+    shape = shape_of(size)
+    for part, formula in PAPER["split_no_parallelism"].items():
+        assert textbook.layer_parts(shape)[part] == eval(formula, {}, vars(shape))
+    extras, printed = textbook.extra_bytes(shape), PAPER["extras"]
+    assert extras["embedding_dropout"] == eval(printed["embedding_dropout_all_stages"], {"sbh": shape.sbh}, {
+        **vars(shape), "s": shape.s,
+    })  # fmt: skip
+    output = eval(printed["output_if_single_stage"], {}, vars(shape))
+    assert extras["output"] == pytest.approx(output if shape.p == 1 else 0)
+    factor = textbook.first_stage_bytes(shape, "tensor") / (shape.L * layer_bytes(shape, "tensor"))
+    assert factor == pytest.approx(eval(printed["interleaved_factor"], {}, vars(shape)) if shape.m > 1 else 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_utilization_of_table_5(size):
+    """To 0.2 points: the paper prints the seconds of a step to two places."""
+    shape, row = shape_of(size), PAPER["table_3"][size]
+    full, seconds, gain, mfu, hfu = PAPER["table_5"][size]
+    for flops, printed in ((textbook.model_flops, mfu), (textbook.hardware_flops, hfu)):
+        share = textbook.utilization(flops(shape, row["global_batch"]), seconds, row["gpus"])
+        assert 100 * share == pytest.approx(printed, abs=0.2)
+    assert 100 * (full / seconds - 1) == pytest.approx(gain, abs=0.25)
+
+
+def test_extra_flops_of_selective_by_their_denominator():
+    for size, of_forward, of_step in (("175B", 2.7, 0.90), ("530B", 1.6, 0.55)):
+        h, s = shape_of(size).h, shape_of(size).s
+        forward = 24 * s * h**2 + 4 * s**2 * h
+        assert round(100 * 4 * s**2 * h / forward, 1) == of_forward
+        assert round(100 * 4 * s**2 * h / (3 * forward), 2) == pytest.approx(of_step, abs=0.01)
+
+
+def test_the_texts_examples():
+    seven = TEXTS["7B at 4K"]
+    shape = Shape(**{k: seven[k] for k in ("L", "h", "a", "s", "b")})
+    no_scores = layer_bytes(shape, "tensor_selective")
+    assert shape.sbh == seven["sbh"]
+    assert shape.L * no_scores / 1e9 == pytest.approx(seven["34sbhL_GB"], abs=0.005)
+    assert round(shape.L * layer_bytes(shape) / 1e9, 1) == pytest.approx(seven["with_scores_GB"], abs=0.051)
+    full = shape.L * layer_bytes(shape, "full") + no_scores
+    assert f"{full / 1e9:.2f}" in seven["full_recompute_GB"]
+    static = TEXTS["static_bytes_per_parameter"]
+    assert dict(textbook.STATIC_BYTES) | {"sum": sum(textbook.STATIC_BYTES.values())} | {"sharded": "16/N"} == static
+    assert 7 * sum(textbook.STATIC_BYTES.values()) == seven["static_16_bytes_per_param_GB"]
+    seventy = TEXTS["70B at 8K"]
+    large = Shape(L=seventy["L"], h=seventy["h"], s=seventy["s"], b=seventy["b"], a=64)
+    assert round(large.L * layer_bytes(large, "tensor_selective") / 1e9) == seventy["about_GB"]
+    assert 70 * textbook.STATIC_BYTES["weights"] == seventy["weights_bf16_GB"]
+
+
+def test_the_texts_breakdown_sums_to_36_not_34():
+    lines = textbook.SWIGLU_LINES
+    printed = TEXTS["per_tensor_bytes_in_bsh"]
+    in_bsh = {key: value for key, value in printed.items() if not key.endswith("_b_a_s_s")}
+    in_bsh.pop("attention_dropout_mask_in_b_a_s_s", None)
+    assert sorted(round(v, 3) for v in lines.values()) == sorted(in_bsh.values())
+    assert sum(lines.values()) == pytest.approx(36)
+    assert "36" in textbook.SLIPS["a SwiGLU layer keeps 34 bsh"]
+    scores = [value for key, value in printed.items() if key.endswith("_b_a_s_s")]
+    assert sum(scores) == 5
+
+
+def test_the_lab_the_segments_and_the_schedule():
+    lab = TEXTS["proxy lab"]
+    normal, held, replayed = textbook.every_k_lab(lab["layers"], lab["every"], lab["mb_per_layer"])
+    assert (normal, held, replayed) == (lab["normal_mb"], lab["checkpointed_mb"], lab["replayed"])
+    assert round(100 * held / normal, 1) == lab["ratio_percent"]
+    segments = TEXTS["uniform segments"]
+    for n in (16, 100):
+        k, peak = textbook.best_segments(n)
+        assert k == eval(segments["k_star"], {"sqrt": lambda x: x**0.5, "N": n})
+        assert (
+            peak
+            == eval(segments["peak"], {"k": k, "N": n})
+            == eval(segments["peak_star"], {"sqrt": lambda x: x**0.5, "N": n})
+        )
+    assert textbook.revolve_reach(3, 2) == 10 and textbook.revolve_reach(1, 4) == 5
+    rows = TEXTS["policies in bytes per layer and extra FLOPs"]
+    shape = Shape(s=128, b=2, h=64, a=4)
+    assert rows["none"][0] == "34bsh + 5bas^2"
+    assert layer_bytes(shape) == 34 * shape.sbh + 5 * shape.b * shape.a * shape.s**2
+    assert rows["full"][0] == "2bsh" and layer_bytes(shape, "full") == 2 * shape.sbh
+
+
+GPT = TransformerConfig(
+    vocab_size=64, num_layers=2, hidden=32, heads=4, kv_heads=4, head_dim=8, mlp_hidden=128, max_seq=16, dropout=0.1,
+    compute_dtype="bfloat16", param_dtype="bfloat16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["dot", "blockwise"])
+def test_the_programs_count_beside_the_papers(attention):
+    config = replace(GPT, attention=attention)
+    rows = textbook.beside(config, 2, 16)
+    unit = 2 * 16 * 32
+    assert sum(row.textbook for row in rows) == pytest.approx(34 + 5 * 4 * 16 / 32)
+    assert round(sum(row.program for row in rows) * unit) == block_residuals(config, policies.get("none"), 2, 16)[0]
+    masks = [row for row in rows if "mask" in row.tensor]
+    assert masks and all(row.program == 0 and row.textbook and row.why for row in masks)
+
+
+def test_the_textbooks_sixteen_bytes_a_parameter():
+    ledger = estimate(GPT, policies.get("full"), batch=1, seq=16, master_weights=True)
+    assert ledger.state_bytes == 16 * GPT.num_params()
+    fsdp = 7_000_000_000 * sum(textbook.STATIC_BYTES.values()) / 8
+    assert fsdp == 14e9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"s": 0}, "s: expected"), ({"h": 1.5}, "h: expected"), ({"v": -1}, "v: expected")]
+)
+def test_nonsense_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Shape(**({"s": 1, "b": 1, "h": 1, "a": 1} | change))
+    with pytest.raises(ValueError, match="technique: expected"):
+        layer_bytes(Shape(s=1, b=1, h=1, a=1), "tensr")
+    with pytest.raises(ValueError, match="GELU MLP of 4h"):
+        textbook.beside(replace(GPT, mlp="swiglu"), 1, 4)
