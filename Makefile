@@ -12,7 +12,7 @@ TESTS ?=
 train: .venv/.ready
 	$(BIN)/python scripts/train.py
 
-test: .venv/.deviceless
+test: .venv/.tests
 	$(BIN)/python -m pytest -n 2 $(TESTS)
 
 lint: .venv/.ready
@@ -20,7 +20,7 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-setup: .venv/.deviceless
+setup: .venv/.tests
 
 # All that runs, trains and tests; anew when the requirements change.
 .venv/.ready: pyproject.toml constraints.txt
@@ -31,21 +31,19 @@ setup: .venv/.deviceless
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# The compilers for GPUs that aren't here: the CUDA plugin of this JAX, without CUDA's libraries.
-.venv/.deviceless: .venv/.ready
-	$(PIP) --constraint constraints.txt --no-deps jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
+# And what the tests use besides: PyTorch, and the compilers for GPUs that aren't here (no CUDA library).
+.venv/.tests: .venv/.ready
+	$(PIP) --constraint constraints.txt --editable '.[dev,deviceless,torch]'
 	touch $@
 
-# The suite on the newest Python that is found (pyenv's and the path's), with the newest jax.
+# The suite on the newest Python that is found (pyenv's and the path's), with the newest jax, without PyTorch.
 test-newest:
 	@newest=$$(ls ~/.pyenv/versions/*/bin/python3.*[0-9] $$(compgen -c python3. | grep -E '^python3\.[0-9]+$$' | xargs -r which) 2>/dev/null \
 	  | awk -F'python3[.]' '{ print $$NF, $$0 }' | sort -rn | head -n 1 | cut -d' ' -f2); \
 	echo "test-newest: $$newest"; \
 	test -x .venv-newest/bin/python || $$newest -m venv .venv-newest; \
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip; \
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev]'; \
-	jaxlib=$$(.venv-newest/bin/python -c 'import jaxlib.version as v; print(v.__version__)'); \
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "jax-cuda12-plugin==$$jaxlib" "jax-cuda12-pjrt==$$jaxlib" nvidia-cuda-nvcc-cu12; \
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev,deviceless]'; \
 	.venv-newest/bin/python -m pytest -n 2 $(TESTS)
 
 clean:

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jremat.estimate.transformer import estimate
     from jremat.graph import flops, trace
+    from jremat.measure import Memory, fits, memory
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
+    from jremat.transform.chain import stack
     from jremat.transform.checkpoint import checkpoint, residuals
     from jremat.transform.remat import remat
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
     "jremat.graph": ("flops", "trace"),
+    "jremat.measure": ("Memory", "fits", "memory"),
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "Request", "tag"),
+    "jremat.transform.chain": ("stack",),
     "jremat.transform.checkpoint": ("checkpoint", "residuals"),
     "jremat.transform.remat": ("remat",),
 }
@@ -26,13 +30,17 @@ __all__ = [
     "Decision",
     "Family",
     "LayerPlan",
+    "Memory",
     "Policy",
     "Request",
     "checkpoint",
     "estimate",
+    "fits",
     "flops",
+    "memory",
     "remat",
     "residuals",
+    "stack",
     "tag",
     "trace",
 ]

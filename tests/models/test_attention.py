@@ -1,5 +1,7 @@
 """The three attentions against a loop over heads in float64, what each keeps, and what a policy can see of it."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,6 +187,14 @@ BF16 = lambda shape: ("bfloat16", shape[1])
 EMPTY = ("bfloat16", (0,))  # cuDNN's absent bias
 
 
+def has_cudnn():
+    try:
+        return importlib.util.find_spec("nvidia.cudnn") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not has_cudnn(), reason="JAX looks for cuDNN: pip install --no-deps nvidia-cudnn-cu12")
 @pytest.mark.parametrize(
     "policy, forwards, kept",
     [
