@@ -6,8 +6,6 @@ value half a unit each), f=3h.
 """
 
 import functools
-import sys
-from pathlib import Path
 
 import chex
 import jax
@@ -16,10 +14,8 @@ import pytest
 
 import jremat
 import policies
-
-sys.path.insert(0, str(Path(__file__).parent))
-from blocks import case
-from jax_count import jax_kept_bytes
+from tests.transform.blocks import case
+from tests.transform.jax_count import jax_kept_bytes
 
 # spec: (kept units, matmuls rerun) for gpt/dot, gpt/blockwise, llama/dot, llama/blockwise.
 #
