@@ -151,12 +151,18 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
         "MFU": f"{rate('mfu', '.1%')}; {rate('mfu_half_causal', '.1%')} with causal attention counted by half",
         "model FLOPs per step": f"{summary['model_flops_per_step']:.3e}; "
         f"{summary['model_flops_per_step_half_causal']:.3e} with causal attention counted by half",
-        "recompute": f"{summary['recompute_flops_per_step']:.3e} FLOPs per step, "
-        f"{summary['recompute_flops_per_step'] / summary['model_flops_per_step']:.1%} of the model's, "
-        f"counted on the program; HFU {rate('hfu', '.1%')}",
+        "recompute": _recompute(summary, rate("hfu", ".1%")),
         "peak bytes": f"{size(summary['compiled_peak_bytes'])} compiled, not measured",
         "files": summary["out"],
     }
+
+
+def _recompute(summary: Mapping[str, Any], hfu: str) -> str:
+    again = summary["recompute_flops_per_step"]
+    if not again:
+        return "no matmul is done again"
+    share = again / summary["model_flops_per_step"]
+    return f"{again:.3e} FLOPs per step, {share:.1%} of the model's, counted on the program; HFU {hfu}"
 
 
 def _flags(run: Run) -> dict[str, Any]:
