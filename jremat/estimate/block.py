@@ -26,6 +26,21 @@ CARRIED: Mapping[str, tuple[tuple[str, ...], str]] = {
 """What a block is handed beside its parameters: axes and dtype. The chain hands on the stack's key and the layer's
 number, a scan the layer's own key."""
 PARAMETERS = "parameters"
+_WORDS: Mapping[str, str] = {
+    "middle": "middle of the stream",
+    "attn_dropout_key": "dropout keys",
+    "attn_branch_key": "dropout keys",
+    "mlp_branch_key": "dropout keys",
+    INPUT: "block input",
+    "layer_key": "dropout keys",
+    "carry_key": "dropout keys",
+    "carry_layer": "layer number",
+}
+
+
+def word(key: str) -> str:
+    """What tables call a value that a block is handed."""
+    return _WORDS.get(key, key)
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Tensor:
     @property
     def label(self) -> str:
         """What tables call it: its tag, or what makes it."""
-        return self.tag or self.id
+        return self.tag or _WORDS.get(self.id) or self.id.replace(".", " ")
 
     @property
     def params(self) -> Mapping[str, Any]:

@@ -126,7 +126,7 @@ def summed(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Lines of one part, name, formula and place as one, their bytes added."""
     found: dict[tuple[Any, ...], Line] = {}
     for line in lines:
-        key = (line.part, line.name, line.formula, line.alive, line.on_host, line.crosses)
+        key = (line.part, line.name, line.formula, line.scales_with, line.alive, line.on_host, line.crosses)
         old = found.get(key)
         if old is not None:
             total, device = old.total_bytes + line.total_bytes, old.device_bytes + line.device_bytes

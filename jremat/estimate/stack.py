@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jremat.estimate.block import CARRIED, INPUT, Block, Tensor, block_of
+from jremat.estimate.block import CARRIED, INPUT, Block, Tensor, block_of, word
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.kept import Kept, kept_by, without_parameters_alone
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
@@ -100,7 +100,7 @@ def _repeated(
         rows += [replace(_row(t), copies=copies, decision=d) for t, d in kept.tensors]
         for name in kept.inputs:
             shared = name == "positions" and not chain  # a scan reads them where they stand
-            rows.append(Row(name, *CARRIED[name], copies=1 if shared else copies))
+            rows.append(Row(word(name), *CARRIED[name], copies=1 if shared else copies))
     deepest = max(kepts.values(), key=lambda kept: _values(map(_row, kept.recomputed), sizes))
     flops = sum(counts[p] * matmul_flops(kept.recomputed, sizes) for p, kept in kepts.items())
     return StackKept(tuple(rows), (), deepest.recomputed, flops)
@@ -133,14 +133,14 @@ def _scheduled(
     runs = len(schedule.replay) + length
     flops = runs * matmul_flops(block.tensors.values(), sizes) + length * one.recomputed_flops
     again = everything(config, chain=True)
-    tensors = tuple(t for t, _ in again.tensors if t.id != "block_in")  # all that a layer reads, its input apart
+    tensors = tuple(t for t, _ in again.tensors)  # all that a layer reads
     return StackKept(tuple(rows), (), tensors, flops)
 
 
 def carry(config: TransformerConfig) -> tuple[Row, ...]:
     """What the executor hands from layer to layer."""
     names = (INPUT, "carry_layer", *(("carry_key",) if config.dropout else ()), "positions")
-    return tuple(Row(name, *CARRIED[name], copies=1) for name in names)
+    return tuple(Row(word(name), *CARRIED[name], copies=1) for name in names)
 
 
 def _inside_group(policy: Policy) -> Policy:

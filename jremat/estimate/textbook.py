@@ -110,7 +110,7 @@ def layer_parts(shape: Shape) -> Mapping[str, int]:
     """The parts of one layer's bytes without parallelism: attention, MLP, the two norms.
 
     Attention: the input of query, key and value 2, query and key 4, value 2, the projection's input 2, a dropout mask
-    1, and of scores softmax output 2, mask 1, dropped output 2. MLP: its input 2, GELU's input 8 and output 8, a mask 1.
+    1, and of scores softmax output 2, mask 1, dropped output 2. MLP: its input 2, GELU and its input 8 each, a mask 1.
 
     >>> shape = Shape(s=4, b=1, h=8, a=2)
     >>> sum(layer_parts(shape).values()) == layer_bytes(shape)
@@ -261,7 +261,7 @@ def beside(config: TransformerConfig, batch: int, seq: int) -> tuple[Beside, ...
         Beside("dropped probabilities", 2 * scores, kept.pop("attn_dropped", 0), "none where dropout is off"),
         Beside("context", 2, kept.pop("attn_out", 0) + kept.pop("attn_fused", 0)),
         Beside("attention's dropout mask", 1, 0, mask),
-        Beside("MLP's norm: input", 2, kept.pop("middle", 0)),
+        Beside("MLP's norm: input", 2, kept.pop("middle of the stream", 0)),
         Beside("MLP's norm: output", 2, kept.pop("mlp_norm", 0)),
         Beside("GELU's input", 8, kept.pop("mlp_up", 0)),
         Beside("GELU's output", 8, kept.pop("mlp_act", 0)),

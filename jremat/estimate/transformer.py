@@ -131,12 +131,13 @@ class _Run:
         c, p = self.config, self.parallel
         item = item_bytes("param", c)
         parts = parameters_of(c)
-        blocks = [x for x in parts if x.place == "block"]
+        of = lambda *places: [x for x in parts if x.place in places]
+        early, late = ("loss", *_BACKWARD, "update"), ("turn", *_BACKWARD, "update")
         kinds: list[_Kind] = [
             ("weights", parts, item, p.zero >= 3, MOMENTS),
-            ("gradients of the layers", blocks, item, p.zero >= 2, ("loss", *_BACKWARD, "update")),
-            ("gradient of the head", _tables(parts, c, True), item, p.zero >= 2, ("turn", *_BACKWARD, "update")),
-            ("gradients of the embedding", _tables(parts, c, False), item, p.zero >= 2, ("update",)),
+            ("gradients of the layers", of("block"), item, p.zero >= 2, early),
+            ("gradient of the head", of("head", "tied"), item, p.zero >= 2, late),
+            ("gradients of the embedding", of("embedding"), item, p.zero >= 2, ("update",)),
         ]
         if self.accumulate > 1:
             kinds.append(("gradient sum", parts, 4, p.zero >= 2, MOMENTS))
@@ -145,13 +146,10 @@ class _Run:
             kinds.append(("optimizer moments", parts, size, p.zero >= 1, MOMENTS))
         if self.master_weights:
             kinds.append(("master weights", parts, 4, p.zero >= 1, MOMENTS))
-        for name, of, size, shared, alive in kinds:
-            held, total = spread(of, p, first=first, last=last), sum(x.count for x in of)
+        for name, chosen, size, shared, alive in kinds:
+            held, total = spread(chosen, p, first=first, last=last), sum(x.count for x in chosen)
             device = size * (-(-held // p.data) if shared else held)
             yield Line("state", name, size * total, device, f"{size}·{_SYMBOL.get(name, 'P')}", ("P",), alive)
-        if p.zero >= 3:
-            layer = -(-c.block_params() // p.tensor) * item
-            yield Line("layer", "weights of one layer, gathered", layer, layer, f"{item}·P_blocks/L", ("P",), _BACKWARD)
 
     def _kept(self, row: Row, stage: int) -> Line:
         p = self.parallel
@@ -177,6 +175,10 @@ class _Run:
         block = block_of(self.config, chain=self.chain)
         for name, row, alive in (*layer_work(self.config, block, kept.recomputed), *relaid(self.config, kept.rows)):
             yield self._row("layer", name, row, alive)
+        if self.parallel.zero >= 3:
+            layer = -(-self.config.block_params() // self.parallel.tensor) * item_bytes("param", self.config)
+            formula = f"{item_bytes('param', self.config)}·P_blocks/L"
+            yield Line("layer", "weights of one layer, gathered", layer, layer, formula, ("P",), _BACKWARD)
 
     def _embedding(self) -> Iterable[Line]:
         rows = [("embedding: row of each token", Row("", ("b", "s", "1"), "int32", 1))]
@@ -189,12 +191,6 @@ class _Run:
             yield replace(self._row("head", name, row, ("loss",)), crosses=True)
         for name, row, alive in head_work(self.config, self.chunk):
             yield self._row("head", name, row, alive)
-
-
-def _tables(parts: Iterable[Parameters], config: TransformerConfig, of_head: bool) -> list[Parameters]:
-    """The parameters whose gradient the head's backward pass makes, or those of the embedding's, at the very end."""
-    head = [x for x in parts if x.place == "head" or (x.place == "embedding" and x.split and config.tied_embeddings)]
-    return head if of_head else [x for x in parts if x.place == "embedding" and x not in head]
 
 
 def head_rows(config: TransformerConfig, chunk: int | None) -> Iterable[tuple[str, Row]]:

@@ -7,7 +7,7 @@ from. Calibrated on compiled H200 programs of jax 0.10.2 (XLA's own remat pass o
 
 from collections.abc import Iterable
 
-from jremat.estimate.block import Block, Tensor
+from jremat.estimate.block import INPUT, Block, Tensor
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.ledger import Moment
 from jremat.estimate.stack import Row
@@ -38,7 +38,7 @@ def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Ten
     middle = order.index("middle")
     scores_again = False
     for tensor in recomputed:
-        if tensor.id in block.reads:
+        if tensor.id in block.reads and tensor.needs != (INPUT,):  # a tag of the input makes nothing
             attention = order.index(tensor.id) < middle
             alive: tuple[Moment, ...] = ("mlp", "attention") if attention else ("mlp",)
             yield f"made again: {tensor.label}", Row("", tensor.axes, tensor.dtype, 1), alive

@@ -1,0 +1,150 @@
+"""What a training step needs, in closed form: the ledger of one policy, or a line a policy, and what would make it fit.
+
+    python scripts/estimate.py --model llama3-8b --batch 1 --seq 8192 --hbm 80GiB --policies all
+
+Nothing is traced, compiled or run, and JAX isn't loaded. Exit codes: 0 done; 2 something that the user can put right,
+said in one line.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import policies
+from jremat.estimate.fit import Way, ways_to_fit
+from jremat.estimate.hardware import CHIPS
+from scripts.cli import fail, parse, warn
+from scripts.estimating.config import Asked, Estimate, understood, zoo
+from scripts.estimating.tables import Counted, fit_word, human, of_ledger, of_policies, of_ways
+
+PROGRAM = "estimate"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    try:
+        flags = parse(Estimate, PROGRAM, argv)
+        asked = understood(flags)
+        hbm_bytes = device_memory(flags.hbm) if flags.hbm else None
+        counted, refused = count(asked)
+        ways = () if hbm_bytes is None else ways_for(asked, counted, hbm_bytes)
+        if flags.json:
+            write(flags.json, asked, counted, refused, ways, hbm_bytes)
+        drawn = draw(flags, asked, hbm_bytes) if flags.sweep == "seq" else []
+    except ValueError as error:
+        return fail(PROGRAM, error)
+    except OSError as error:
+        return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
+    for remark in asked.remarks:
+        warn(PROGRAM, remark)
+    show(asked, counted, refused, ways, hbm_bytes)
+    for path in drawn:
+        print(f"picture {path}")
+    return 0
+
+
+def device_memory(text: str) -> int:
+    """Bytes of ``80GiB``, or of a chip by name.
+
+    >>> device_memory("80GiB") // 2**30, device_memory("h200") // 2**30
+    (80, 139)
+    """
+    return CHIPS[text].hbm_bytes if text in CHIPS else policies.parse_bytes(text)
+
+
+def count(asked: Asked) -> tuple[list[Counted], list[str]]:
+    """The ledger of every policy, and why some have none."""
+    counted, refused = [], []
+    for policy in asked.chosen:
+        try:
+            counted.append((policy, replace(asked.run, policy=policy).ledger()))
+        except ValueError as error:
+            if not asked.whole_zoo or not str(error).startswith(("policy:", "num_layers:", "stack:")):
+                raise
+            refused.append(f"{policy.spec!r}: {error}")
+    return counted, refused
+
+
+def ways_for(asked: Asked, counted: Sequence[Counted], hbm_bytes: int) -> tuple[Way, ...]:
+    """What would make the run fit, where none of the policies that were asked for does."""
+    if any(ledger.peak_bytes <= hbm_bytes for _, ledger in counted):
+        return ()
+    return ways_to_fit(replace(asked.run, policy=least(counted)[0]), hbm_bytes, zoo())
+
+
+def least(counted: Sequence[Counted]) -> Counted:
+    """The policy with the lowest peak."""
+    return min(counted, key=lambda pair: pair[1].peak_bytes)
+
+
+def show(
+    asked: Asked, counted: Sequence[Counted], refused: Sequence[str], ways: Sequence[Way], hbm_bytes: int | None
+) -> None:
+    """Print the tables."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe would get 80 columns
+    run, config = asked.run, asked.run.config
+    devices = run.parallel.devices
+    title = (
+        f"{asked.name}: {config.num_params() / 1e9:.2f} B parameters, batch {run.batch}, {run.seq} tokens, "
+        f"{config.attention} attention, {config.compute_dtype}" + (f", {devices} devices" if devices > 1 else "")
+    )
+    if len(counted) == 1:
+        ((policy, ledger),) = counted
+        console.print(of_ledger(ledger, f"{title}, {policy.spec}"))
+        share = 100 * ledger.recompute_flops / ledger.forward_flops
+        print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; recomputed {share:.1f}% of the forward")
+        if hbm_bytes is not None:
+            print(f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
+    else:
+        console.print(of_policies(counted, title, hbm_bytes))
+    if refused:
+        names = ", ".join(reason.partition(": ")[0].strip("'") for reason in refused)
+        print(f"left out, since they speak of what this block doesn't have: {names}")
+    if ways:
+        console.print(of_ways(ways, least(counted)[0].spec))
+    elif hbm_bytes is not None and all(ledger.peak_bytes > hbm_bytes for _, ledger in counted):
+        print("no change that is tried here makes it fit")
+
+
+def write(
+    path: Path,
+    asked: Asked,
+    counted: Sequence[Counted],
+    refused: Sequence[str],
+    ways: Sequence[Way],
+    hbm_bytes: int | None,
+) -> None:
+    """Every figure, as JSON."""
+    rows: list[dict[str, Any]] = [{"policy": policy.spec} | ledger.to_dict() for policy, ledger in counted]
+    figures = {
+        "model": asked.name,
+        "config": asked.run.config.to_dict(),
+        "batch": asked.run.batch,
+        "seq": asked.run.seq,
+        "parallel": vars(asked.run.parallel),
+        "hbm_bytes": hbm_bytes,
+        "ledgers": rows,
+        "refused": list(refused),
+        "ways_to_fit": [vars(way) for way in ways],
+        "remarks": list(asked.remarks),
+    }
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:
+    """The picture of memory against the sequence."""
+    from scripts.estimating import pictures  # Matplotlib takes a second to load
+
+    title = f"{asked.name}, batch {asked.run.batch}, {asked.run.config.attention} attention"
+    return pictures.draw(pictures.peaks(asked.run, asked.chosen), title, hbm_bytes, flags.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

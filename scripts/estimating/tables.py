@@ -1,0 +1,84 @@
+"""An estimate as tables for people."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from jremat.estimate.fit import Way
+from jremat.estimate.ledger import MOMENTS, Ledger
+from jremat.policy import LayerPlan, Policy
+
+Counted = tuple[Policy | LayerPlan, Ledger]
+
+
+def human(nbytes: float) -> str:
+    """Bytes in a unit that suits them.
+
+    >>> human(1536), human(80 * 2**30)
+    ('1.5 KiB', '80.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} TiB"
+
+
+def of_ledger(ledger: Ledger, title: str) -> Table:
+    """Every line of one ledger, and the sum at each moment."""
+    table = Table(title=title, title_justify="left")
+    for name in ("part", "line"):
+        table.add_column(name)
+    for name in ("in all", "a device") if ledger.devices > 1 else ("bytes",):
+        table.add_column(name, justify="right")
+    for name in ("formula", "alive"):
+        table.add_column(name)
+    previous = None
+    for line in ledger.lines:
+        sizes = [human(line.total_bytes), human(line.device_bytes)]
+        where = "host" if line.on_host else " ".join(line.alive) if line.alive != MOMENTS else "always"
+        part, previous = (line.part if line.part != previous else ""), line.part
+        if part and table.rows:
+            table.add_section()
+        table.add_row(part, line.name, *(sizes if ledger.devices > 1 else sizes[1:]), line.formula, where)
+    table.add_section()
+    for moment in MOMENTS:
+        mark = "  peak" if moment == ledger.peak_moment else ""
+        blank = ("",) * (ledger.devices > 1)
+        table.add_row("sum", f"at {moment}", *blank, human(ledger.bytes_at(moment)), mark.strip(), "")
+    return table
+
+
+def of_policies(counted: Sequence[Counted], title: str, hbm_bytes: int | None) -> Table:
+    """A line a policy, least memory first."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy")
+    for name in ("peak", "kept by layers", "on the host", "recomputed"):
+        table.add_column(name, justify="right")
+    table.add_column("peak at")
+    if hbm_bytes is not None:
+        table.add_column("fits")
+    for policy, ledger in sorted(counted, key=lambda pair: (pair[1].peak_bytes, pair[1].recompute_flops)):
+        share = f"{100 * ledger.recompute_flops / ledger.forward_flops:.1f}%"
+        fits = () if hbm_bytes is None else (fit_word(ledger, hbm_bytes),)
+        host = human(ledger.host_bytes) if ledger.host_bytes else "–"
+        kept = sum(line.device_bytes for line in ledger.of("kept") if not line.on_host)
+        table.add_row(policy.spec, human(ledger.peak_bytes), human(kept), host, share, ledger.peak_moment, *fits)
+    return table
+
+
+def fit_word(ledger: Ledger, hbm_bytes: int) -> str:
+    """Whether the peak fits, and by how much."""
+    free = hbm_bytes - ledger.peak_bytes
+    return f"yes, {human(free)} free" if free >= 0 else f"no, {human(-free)} over"
+
+
+def of_ways(ways: Sequence[Way], spec: str) -> Table:
+    """What would make it fit."""
+    table = Table(title=f"what would make {spec} fit, smallest change first", title_justify="left")
+    table.add_column("change", overflow="fold")
+    table.add_column("peak", justify="right")
+    table.add_column("recomputed", justify="right")
+    for way in ways:
+        table.add_row(way.change, human(way.peak_bytes), f"{100 * way.recompute:.1f}%")
+    return table

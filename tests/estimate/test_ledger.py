@@ -1,0 +1,242 @@
+"""The ledger against numbers worked out by hand: state, parallelism, moments, and what is refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import jremat
+import policies
+from jremat.estimate.config import TransformerConfig
+from jremat.estimate.ledger import MOMENTS
+from jremat.estimate.parallel import Parallel
+from jremat.estimate.textbook import Shape, first_stage_bytes, layer_bytes
+from jremat.estimate.transformer import estimate
+from jremat.policy import FULL, NONE, Policy, Request
+
+CONFIG = TransformerConfig(
+    vocab_size=96, num_layers=8, hidden=32, heads=4, kv_heads=4, head_dim=8, mlp_hidden=128, max_seq=16,
+    compute_dtype="bfloat16",
+)  # fmt: skip
+B, S, H, L = 8, 16, 32, 8
+UNIT = 2 * B * S * H  # bytes of one bfloat16 [b, s, h]
+# A block: query, key, value and projection 4 h² + 4 h, the MLP 8 h² + 5 h, two norms 4 h
+BLOCK = 12 * H * H + 13 * H
+PARAMS = L * BLOCK + 96 * H + 16 * H + 2 * H
+
+
+def ledger(policy: Policy = FULL, config: TransformerConfig = CONFIG, parallel: Parallel | None = None, **how):
+    return estimate(config, policy, batch=B, seq=S, parallel=parallel, **how)
+
+
+def bytes_of(found, name: str, whole: bool = False) -> int:
+    lines = [line for line in found.lines if line.name == name]
+    assert lines, f"no line {name!r} in {sorted({line.name for line in found.lines})}"
+    return sum(line.total_bytes if whole else line.device_bytes for line in lines)
+
+
+def gradients(found) -> int:
+    return sum(line.device_bytes for line in found.of("state") if line.name.startswith("gradient"))
+
+
+@pytest.mark.parametrize(
+    ("config", "how", "a_parameter"),
+    [
+        (CONFIG, {}, 16),  # float32: weight, gradient, two moments
+        (CONFIG, {"optimizer": "momentum"}, 12),
+        (CONFIG, {"optimizer": "sgd"}, 8),
+        (CONFIG, {"accumulate": 4}, 20),
+        (replace(CONFIG, param_dtype="bfloat16"), {}, 8),  # optax's moments have the weights' dtype
+        (replace(CONFIG, param_dtype="bfloat16"), {"master_weights": True}, 16),  # the textbook's
+    ],
+)
+def test_bytes_a_parameter(config, how, a_parameter):
+    assert config.num_params() == PARAMS
+    assert ledger(config=config, **how).state_bytes == a_parameter * PARAMS
+
+
+def test_kept_of_the_stack_by_hand():
+    assert ledger().kept_bytes == L * UNIT
+    none = ledger(NONE, stack="chain")
+    scores, stats = 2 * B * 4 * S * S, 4 * 4 * B * S
+    assert none.kept_bytes == L * (16 * UNIT + scores + stats)
+    assert none.kept_bytes + L * 2 * 12 * H * H == ledger(NONE, stack="scan").kept_bytes  # casts of the kernels
+    assert bytes_of(none, "attn_probs") == L * scores
+
+
+def test_head_and_loss_by_hand():
+    logits = 2 * B * S * 96
+    found = ledger()
+    assert bytes_of(found, "head: logits") == logits
+    chunked = ledger(chunk=4)
+    assert "head: logits" not in {line.name for line in chunked.lines}
+    assert bytes_of(chunked, "loss: logits of one chunk") == 4 * B * 4 * 96
+    assert found.residual_bytes - chunked.residual_bytes == logits + 2 * 96 * H
+
+
+@pytest.mark.parametrize(
+    ("zero", "weights", "grads", "moments"),
+    [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 4, 4), (3, 4, 4, 4)],
+)
+def test_zero_shares_out_state(zero, weights, grads, moments):
+    found = ledger(parallel=Parallel(data=4, zero=zero))
+    assert bytes_of(found, "weights") == 4 * PARAMS // weights
+    assert gradients(found) == pytest.approx(4 * PARAMS / grads, abs=16)
+    assert bytes_of(found, "optimizer moments") == 8 * PARAMS // moments
+    assert bytes_of(found, "weights", whole=True) == 4 * PARAMS
+    assert bytes_of(found, "block input") == L * UNIT // 4  # the batch is shared out at any stage
+    assert found.devices == 4
+
+
+def test_tensor_and_sequence_parallelism_divide_what_korthikanti_divides():
+    """Table 2: of a layer's tensors those along heads and MLP width by t, and with sequence parallelism all."""
+    bf16 = replace(CONFIG, param_dtype="bfloat16", dropout=0.1)
+    one, tensor = ledger(NONE, bf16), ledger(NONE, bf16, Parallel(tensor=4))
+    both = ledger(NONE, bf16, Parallel(tensor=4, sequence=True))
+    for name, ways, ways_both in (
+        *((n, 4, 4) for n in ("query", "key", "value", "attn_probs", "attn_out", "mlp_up", "mlp_act")),
+        *((n, 1, 4) for n in ("block_in", "attn_norm", "middle of the stream", "mlp_norm", "norm_stats")),
+        ("head: logits", 4, 4),
+    ):
+        assert bytes_of(tensor, name) * ways == bytes_of(both, name) * ways_both == bytes_of(one, name), name
+    split = L * 12 * H * H + L * (3 * H + 4 * H) + 96 * H  # kernels, the biases along heads and width, the table
+    assert bytes_of(tensor, "weights") == 2 * (split // 4 + PARAMS - split)
+
+
+def test_context_parallelism_divides_the_sequence_everywhere():
+    one, found = ledger(NONE), ledger(NONE, parallel=Parallel(context=2))
+    for name in ("query", "attn_probs", "block_in", "mlp_act", "head: logits"):
+        assert 2 * bytes_of(found, name) == bytes_of(one, name)
+    assert bytes_of(found, "weights") == bytes_of(one, "weights")
+
+
+def test_pipeline_stages_hold_layers_and_micro_batches():
+    found = ledger(parallel=Parallel(pipeline=4))
+    assert found.stage == 0  # p micro-batches of L / p layers: as many inputs as without stages
+    assert bytes_of(found, "block input") == L * UNIT
+    assert bytes_of(found, "block input", whole=True) == L * UNIT
+    assert bytes_of(found, "weights") == 4 * (2 * BLOCK + 96 * H + 16 * H)
+    last = ledger(config=replace(CONFIG, vocab_size=96_000), parallel=Parallel(pipeline=4))
+    assert last.stage == 3 and bytes_of(last, "head: logits") == 2 * B * S * 96_000
+    assert bytes_of(last, "block input") == 2 * UNIT
+
+
+def test_the_interleaved_schedule_is_the_papers():
+    shape = Shape(s=S, b=B, h=H, a=4, L=L, p=2, m=4)
+    found = ledger(parallel=Parallel(pipeline=2, interleave=4))
+    factor = first_stage_bytes(shape, "full") / (L * layer_bytes(shape, "full"))
+    assert bytes_of(found, "block input") == factor * L * UNIT == 9 / 8 * L * UNIT
+
+
+def test_offloaded_values_are_on_the_host_and_not_in_the_peak():
+    kept, moved = ledger(Policy.save("mlp_up")), ledger(Policy.offload("mlp_up"))
+    assert moved.host_bytes == L * 4 * UNIT and kept.host_bytes == 0
+    assert kept.kept_bytes == moved.kept_bytes
+    assert kept.bytes_at("loss") - moved.bytes_at("loss") == L * 4 * UNIT
+
+
+def test_recomputed_flops_are_the_traced_ones():
+    """Against the formulas of the zoo, which are held to the traced program."""
+    for spec in ("none", "full", "dots_with_no_batch_dims_saveable", "selective", "save:attn_out"):
+        rows = [e for e in policies.table() if e.spec == spec and e.gpt.exact]
+        found = ledger(policies.get(spec))
+        for row in rows:
+            assert found.recompute_flops == L * row.gpt.at(b=B, s=S, h=H, n=4, e=2, fused=False)[1]
+    forward = 24 * B * S * H * H + 4 * B * S * S * H
+    assert ledger().forward_flops == L * forward
+    assert ledger().recompute_flops == L * (forward - 8 * B * S * H * H)  # all but the last matmul
+
+
+def test_a_peak_is_the_sum_of_the_lines_that_are_alive():
+    found = ledger(NONE)
+    for moment in MOMENTS:
+        alive = sum(x.device_bytes for x in found.lines if moment in x.alive and not x.on_host)
+        assert found.bytes_at(moment) == alive
+    assert found.peak_bytes == max(map(found.bytes_at, MOMENTS)) == found.bytes_at(found.peak_moment)
+
+
+def test_every_formula_gives_its_bytes():
+    for found in (ledger(NONE), ledger(policies.get("every_k:3")), ledger(chunk=4)):
+        symbols = dict(found.symbols) | {"P_blocks": L * BLOCK, "P_head": 96 * H + 2 * H, "P_embedding": 16 * H}
+        for line in found.lines:
+            per_line = eval(line.formula.replace("·", "*"), {}, symbols)
+            assert line.total_bytes % per_line == 0, line  # several tensors of one name and formula are one line
+            assert set(line.scales_with) <= symbols.keys()
+        assert json.loads(json.dumps(found.to_dict()))["peak_bytes"] == found.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"batch": 0}, "batch: expected a whole number of at least 1, got 0"),
+        ({"seq": 0}, "seq: expected a whole number of at least 1"),
+        ({"seq": 17}, "seq: expected at most max_seq=16"),
+        ({"chunk": 0}, "chunk: expected"),
+        ({"accumulate": 1.5}, "accumulate: expected"),
+        ({"optimizer": "adam"}, "optimizer: expected 'adamw' or 'momentum' or 'sgd', got 'adam'"),
+        ({"master_weights": True}, "master_weights: the weights are float32"),
+        ({"stack": "loop"}, "stack: expected"),
+        ({"policy": "full"}, "policy: expected a Policy or a LayerPlan"),
+        ({"policy": Request("auto", label="auto")}, "policy: 'auto' needs shapes"),
+        ({"policy": policies.get("every_k:2"), "stack": "scan"}, "stack: a scan runs one policy"),
+        ({"policy": policies.get("block:9")}, "names 9 layers, the stack has 8"),
+        ({"policy": policies.get("save:mlp_upp")}, "did you mean 'mlp_up'"),
+        ({"config": 3}, "config: expected a TransformerConfig"),
+        ({"parallel": Parallel(data=3)}, "data: expected a divisor of batch=8, got 3"),
+        ({"parallel": Parallel(tensor=8)}, "tensor: expected a divisor of heads=4, got 8"),
+        ({"parallel": Parallel(context=5)}, "context: expected a divisor of seq=16, got 5"),
+        ({"parallel": Parallel(pipeline=3)}, "pipeline: expected a divisor of num_layers=8, got 3"),
+        ({"parallel": Parallel(pipeline=16)}, "pipeline: expected at most num_layers=8"),
+    ],
+)
+def test_nonsense_is_refused(how, message):
+    with pytest.raises(ValueError, match=message):
+        estimate(**({"config": CONFIG, "policy": FULL, "batch": B, "seq": S} | how))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"data": 0}, "data: expected a whole number of at least 1"),
+        ({"zero": 4, "data": 2}, "zero: expected 0, 1, 2 or 3"),
+        ({"zero": 1}, "zero=1 shares out among data replicas"),
+        ({"sequence": True}, "sequence: it splits among the tensor devices"),
+        ({"interleave": 2}, "interleave: chunks of a pipeline's stage"),
+    ],
+)
+def test_degrees_that_would_do_nothing_are_refused(degrees, message):
+    with pytest.raises(ValueError, match=message):
+        Parallel(**degrees)
+
+
+ONE_TRILLION = """
+import sys, time
+start = time.process_time()
+import jremat, policies
+from jremat.estimate.config import TransformerConfig
+from jremat.estimate.parallel import Parallel
+config = TransformerConfig(vocab_size=51200, num_layers=128, hidden=25600, heads=160, kv_heads=160, head_dim=160,
+                           mlp_hidden=102400, max_seq=2048, param_dtype="bfloat16", compute_dtype="bfloat16")
+ledger = jremat.estimate(config, policies.get("selective"), batch=1, seq=2048, master_weights=True,
+                         parallel=Parallel(tensor=8, sequence=True, pipeline=64))
+print(config.num_params(), ledger.peak_bytes, "jax" in sys.modules, time.process_time())
+"""
+
+
+def test_a_trillion_parameters_take_under_a_second_without_jax():
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", ONE_TRILLION], cwd=root, capture_output=True, text=True, check=True)
+    params, peak, jax_loaded, seconds = done.stdout.split()
+    assert int(params) > 1e12 and jax_loaded == "False"
+    assert 16 * 1.008e12 / 512 < int(peak) < 80e9  # the paper trained it on 512 GPUs of 80 GB
+    assert float(seconds) < 1  # of processor time, start included, so that a busy machine is no failure
+
+
+def test_the_package_is_the_function():
+    assert jremat.estimate(CONFIG, FULL, batch=B, seq=S) == estimate(CONFIG, FULL, batch=B, seq=S)
+    from jremat.estimate.config import TransformerConfig as again
+
+    assert again is TransformerConfig and callable(jremat.estimate)
