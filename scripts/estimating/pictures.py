@@ -8,6 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from jremat.estimate.fit import Run
 from jremat.policy import LayerPlan, Policy
@@ -51,6 +52,9 @@ def draw(lines: dict[str, list[tuple[int, int]]], title: str, hbm_bytes: int | N
         axes.annotate("device memory", (0.01, hbm_bytes / 2**30), xycoords=("axes fraction", "data"), va="bottom")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("sequence, tokens")
     axes.set_ylabel("peak on one device, GiB")
     axes.set_title(title)
