@@ -130,6 +130,8 @@ def selective(policy: Policy, calls: Mapping[str, Call]) -> Callable[[], Any]:
             seen[op] += 1
             families = [f.name for f, _ in policy.families if op in f.aten]
             kept = policy.decide(names=names.get(call, ()), families=families) is SAVE
+            # SAC raises where a kept value is written over, as dropout does with the mask that it allocates first.
+            kept = kept and not func._schema.is_mutable and not op.startswith("empty")
             return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(decide)

@@ -25,7 +25,8 @@ class Expression:
 
     Args:
         means: which of PyTorch's ways.
-        line: what a PyTorch user writes, for ``block`` and its input ``x``.
+        line: what a PyTorch user writes, for ``block`` and its input ``x``; ``SAC [ops]`` is ``checkpoint(block, x,
+            use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, [ops]))``.
         differs: what is not the same as here; empty: nothing.
         policy: what SAC's function decides by.
         parts: of the block, by name, that stand in a checkpoint of their own.
@@ -94,11 +95,11 @@ def express(policy: Policy) -> Expression:
     if policy.default is SAVE:
         return Expression(
             "sac",
-            "checkpoint(block, x, use_reentrant=False, context_fn=…) with a function that keeps all calls but some",
-            f"{SAC_KEEPS}: here everything but the listed, read or not",
+            f"SAC [all but what makes {', '.join(name for name, d in policy.names if d is not SAVE)}]",
+            "every call's result is kept there, read or not; here what the backward reads",
             policy,
         )
-    return Expression("sac", _sac_line(policy), f"{SAC_KEEPS}; {SAC_RERUNS}", policy)
+    return Expression("sac", _sac_line(policy), "what SAC keeps and reruns", policy)
 
 
 def express_plan(plan: LayerPlan | Policy, num_layers: int) -> tuple[Group, ...]:
@@ -198,11 +199,9 @@ def _parts(policy: Policy) -> tuple[str, ...]:
 
 
 def _sac_line(policy: Policy) -> str:
+    """In short: ``SAC [mm, addmm, what makes query]``."""
     ops = dict.fromkeys(op for family, decision in policy.families if decision is SAVE for op in family.aten)
-    kept = [f"aten.{op}" for op in ops]
-    kept += [f"the call that makes {name}" for name, decision in policy.names if decision is SAVE]
-    shown = ", ".join(kept[:6]) + (f" and {len(kept) - 6} more" if len(kept) > 6 else "")
-    return (
-        "checkpoint(block, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, …)) "
-        f"keeping {shown}"
-    )
+    kept = dict.fromkeys("SDPA" if "scaled_dot_product" in op else op for op in ops)
+    named = [name for name, decision in policy.names if decision is SAVE]
+    shown = [*kept, *[f"what makes {', '.join(named)}"] * bool(named)]
+    return f"SAC [{', '.join(shown)}]"

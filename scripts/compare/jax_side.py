@@ -1,0 +1,135 @@
+"""The Flax model under one policy: what it keeps, does again, needs at its peak, and the step itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jremat
+import policies
+from jremat.estimate.config import TransformerConfig
+from jremat.graph import Graph
+from jremat.measure import Memory, program
+from jremat.policy import LayerPlan, Policy, Request
+from jremat.transform.chain import stack
+from jremat.transform.scan import scan_stack
+from models.transformer import Block, Transformer, init_params, mean_loss
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batch."""
+
+    config: TransformerConfig
+    batch: int
+    seq: int
+
+    @cached_property
+    def params(self) -> Any:
+        """Shapes of the parameters."""
+        return jax.eval_shape(lambda: init_params(self.config, jax.random.key(0)))
+
+    @property
+    def tokens(self) -> jax.ShapeDtypeStruct:
+        """Of a batch, and of its targets."""
+        return jax.ShapeDtypeStruct((self.batch, self.seq), jnp.int32)
+
+
+def plan_of(spec: str, size: Size) -> Policy | LayerPlan:
+    """What a spec comes to at these shapes.
+
+    Raises:
+        ValueError: an unknown spec, or one that can't be resolved.
+    """
+    policy = policies.get(spec)
+    if not isinstance(policy, Request):
+        return policy
+    from scripts.training.remat import remat
+
+    return remat(spec, "auto", size.config, size.batch, size.seq, "cpu").plan
+
+
+def model(plan: Policy | LayerPlan, config: TransformerConfig) -> Transformer:
+    """The model under a policy, or a plan over its layers."""
+    if isinstance(plan, Policy):
+        return Transformer(config, remat=lambda block: jremat.remat(block, plan))
+    run = lambda block, params, carry: stack(block, plan, num_layers=config.num_layers)(params, carry)
+    return Transformer(config, stack=run)
+
+
+def step(plan: Policy | LayerPlan, config: TransformerConfig) -> Callable[..., Any]:
+    """``step(params, tokens, targets, key)`` to the loss and its gradient; key None: no dropout."""
+    under = model(plan, config)
+
+    def gradient(params: Any, tokens: Any, targets: Any, key: Any = None) -> Any:
+        return jax.value_and_grad(lambda p: mean_loss(under, p, tokens, targets, key))(params)
+
+    return gradient
+
+
+def compiled(plan: Policy | LayerPlan, size: Size) -> tuple[Memory, Callable[..., Any]]:
+    """The step's memory as compiled for the CPU, and the compiled step."""
+    return program(step(plan, size.config), size.params, size.tokens, size.tokens, target="cpu", num_buffers=0)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What the stack of blocks alone keeps and does again, its input counted.
+
+    Args:
+        kept: bytes by tensor; untagged ones by the op that made them, in brackets.
+        forward_flops, recomputed_flops: of matmuls.
+        recomputed_matmuls: how many, those inside a fused attention in plain JAX too.
+    """
+
+    kept: dict[str, int]
+    forward_flops: int
+    recomputed_flops: int
+    recomputed_matmuls: int
+
+    @property
+    def kept_bytes(self) -> int:
+        """All of it."""
+        return sum(self.kept.values())
+
+
+def measured_stack(plan: Policy | LayerPlan, size: Size) -> Stack:
+    """Counted on the program; nothing is run."""
+    config = size.config
+    block: Any = Block(config)
+    shapes = size.params["blocks"]
+    x = jax.ShapeDtypeStruct((size.batch, size.seq, config.hidden), config.compute_dtype)
+    positions = jax.ShapeDtypeStruct((size.seq,), jnp.int32)
+    layer = lambda params, x, positions: block.apply({"params": params}, x, None, positions)
+    runner = scan_stack if isinstance(plan, Policy) else stack
+
+    def run(params: Any, x: Any, positions: Any) -> Any:
+        return runner(layer, plan, num_layers=config.num_layers)(params, x + 0, positions)
+
+    def gradient(params: Any, x: Any, positions: Any) -> Any:
+        return jax.value_and_grad(lambda p, x: jnp.square(run(p, x, positions)).sum(), (0, 1))(params, x)
+
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
+    tagged = _tagged(jremat.trace(layer, one, x, positions))
+    kept: dict[str, int] = {}
+    for row in jremat.residuals(run, shapes, x, positions).kept:
+        place = row.mark.rpartition(".")[2] if row.mark else ""
+        loop = "block_in" if row.primitive == "scan" else f"({row.primitive})"  # what a loop hands to itself
+        name = row.name or tagged.get(place, loop)
+        kept[name] = kept.get(name, 0) + row.bytes
+    counted = jremat.flops(gradient, shapes, x, positions)
+    return Stack(kept, counted.model // 3, counted.recompute, counted.count.recompute)
+
+
+def _tagged(graph: Graph) -> dict[str, str]:
+    """For each value, the first tag on the way from it: a matmul is kept before its bias is added and it is tagged."""
+    found: dict[str, str] = {}
+    for op in reversed(graph.ops):
+        names = [graph.values[output].name or found.get(output) for output in op.outputs]
+        for given in op.inputs:
+            if names and names[0] and given not in graph.inputs:
+                found[given] = names[0]
+    return found

@@ -1,0 +1,248 @@
+"""The comparison itself: for each way of rematting, both sides measured, and what must hold of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.layers import dropout
+from policies.torch_contexts import stack_run
+from policies.torch_expression import NotExpressible, express_plan, line_of
+from scripts.compare import jax_side, torch_side
+from scripts.compare.config import Compare
+from scripts.compare.rows import GRADIENT_LIMIT, check, differences, gradient_error, kept_check
+
+SMALL_HEAD_DIM, SMALL_SEQ = 8, 16
+"""Of the model on which dropout is compared: its masks are as good as a large one's, and compile sooner."""
+DROPPED, SIGMAS = 100_000, 5
+"""Values whose mask is counted, and how many standard deviations from the rate its share of zeros may lie."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of rematting on both sides.
+
+    Args:
+        spec: here.
+        line: what a PyTorch user writes.
+        run: PyTorch's stack.
+        listed: whether PyTorch keeps what a list says.
+        differs: in words.
+    """
+
+    spec: str
+    line: str
+    run: Any
+    listed: bool
+    differs: str
+
+
+class Session:
+    """One model and batch on both sides; what is compiled is compiled once."""
+
+    def __init__(self, compare: Compare) -> None:
+        self.compare = compare
+        self.size = jax_side.Size(compare.config(), compare.batch, compare.seq)
+        self.params, self.tokens, self.targets = filled(self.size)
+        self.twin = torch_side.twin(self.size.config, self.params, self.tokens, self.targets)
+        self.calls = torch_side.calls(self.size.config)
+        self.compiled = lru_cache(None)(lambda spec: jax_side.compiled(self.plan(spec), self.size))
+        self.stack = lru_cache(None)(lambda spec: jax_side.measured_stack(self.plan(spec), self.size))
+        self.result = lru_cache(None)(lambda spec: jax.device_get(self.jax_step(spec)()))
+        self.bare = lru_cache(None)(lambda: sum(torch_side.kept_bytes(self.twin, torch_side.one_by_one).values()))
+
+    @lru_cache(None)  # noqa: B019 - one session a process
+    def plan(self, spec: str) -> Any:
+        """What a spec comes to here."""
+        return jax_side.plan_of(spec, self.size)
+
+    def jax_step(self, spec: str) -> Callable[[], Any]:
+        """The compiled step on the batch."""
+        run = self.compiled(spec)[1]
+        return lambda: jax.block_until_ready(run(self.params, self.tokens, self.targets))
+
+    def cases(self) -> Iterator[Case | dict[str, Any]]:
+        """Every policy, as a case or, where a side can't say it, as a row that says so; then PyTorch's own ways."""
+        for spec in self.compare.policies:
+            try:
+                plan = self.plan(spec)
+                self.stack(spec)
+            except ValueError as error:
+                yield {"policy": spec, "pytorch": "", "status": f"not for this model: {error}"}
+                continue
+            try:
+                groups = express_plan(plan, self.size.config.num_layers)
+                run = stack_run(plan, self.size.config.num_layers, self.calls)
+                line, differs = line_of(plan)
+            except NotExpressible as error:
+                yield {"policy": spec, "pytorch": "", "status": f"not expressible in PyTorch: {error}"}
+                continue
+            listed = any(group.expression.means == "sac" for group in groups)
+            yield Case(spec, line, run, listed, differs)
+        for own in torch_side.own_ways(self.size.config):
+            yield Case(own.spec, own.line, own.run, "SAC" in own.line, "")
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """Everything about a case but its time."""
+        ours, memory = self.stack(case.spec), self.compiled(case.spec)[0]
+        theirs, work = torch_side.kept_bytes(self.twin, case.run), torch_side.stack_work(self.twin, case.run)
+        loss, gradient = torch_side.gradient(self.twin, case.run)
+        our_loss, our_gradient = self.result(case.spec)
+        loss_error = abs(loss - float(our_loss)) / abs(float(our_loss))
+        error = gradient_error(gradient, our_gradient)
+        checks = {
+            "loss": check(loss_error <= GRADIENT_LIMIT, hard=True, error=loss_error, limit=GRADIENT_LIMIT),
+            "gradients": check(error <= GRADIENT_LIMIT, hard=True, error=error, limit=GRADIENT_LIMIT),
+            "kept_bytes": kept_check(case.spec, ours.kept_bytes, sum(theirs.values())),
+            "recomputed_flops": check(
+                ours.recomputed_flops <= work.recomputed_flops,
+                hard=True,
+                jax=ours.recomputed_flops,
+                pytorch=work.recomputed_flops,
+            ),
+        }
+        if self.compare.dropout:
+            checks["dropout"] = self._dropout(case)
+        return {
+            "policy": case.spec,
+            "pytorch": case.line,
+            "differs": case.differs,
+            "status": "compared",
+            "forward_flops": {"jax": ours.forward_flops, "pytorch": work.forward_flops},
+            "recomputed_matmuls": {"jax": ours.recomputed_matmuls, "pytorch": work.recomputed_matmuls},
+            "peak_bytes": {
+                "jax": memory.peak_bytes,
+                "jax_label": memory.label,
+                "pytorch": torch_side.peak(self.twin, case.run),
+                "pytorch_label": "MemTracker, on the CPU",
+            },
+            "kept_by_tensor": {"jax": ours.kept, "pytorch": theirs},
+            "differences": differences(ours.kept, theirs, self.stack("none").kept, case.listed),
+            "checks": checks,
+        }
+
+    def _dropout(self, case: Case) -> dict[str, Any]:
+        """Under remat the gradient is that without it under the same seed, so the masks are; on each side."""
+        small = self.small()
+        ours, others = (self._small_distance(case.spec, key) for key in (0, 1))
+        twin = torch_side.twin(small.config, *filled(small))
+        theirs, their_others = torch_side.dropout_error(twin, case.run)
+        return check(
+            ours <= GRADIENT_LIMIT < others and theirs <= GRADIENT_LIMIT < their_others,
+            hard=True,
+            jax=ours,
+            pytorch=theirs,
+            jax_another_seed=others,
+            pytorch_another_seed=their_others,
+        )
+
+    @lru_cache(None)  # noqa: B019 - one session a process
+    def small(self) -> jax_side.Size:
+        """The model on which dropout is compared."""
+        c = self.size.config
+        hidden = c.heads * SMALL_HEAD_DIM
+        config = replace(
+            c,
+            hidden=hidden,
+            head_dim=SMALL_HEAD_DIM,
+            mlp_hidden=2 * hidden,
+            max_seq=SMALL_SEQ,
+            vocab_size=32,
+            dropout=self.compare.dropout,
+        )
+        return jax_side.Size(config, 2, SMALL_SEQ)
+
+    @lru_cache(None)  # noqa: B019 - one session a process
+    def _small_distance(self, spec: str, key: int) -> float:
+        return tree_distance(self._small_gradient(spec, key), self._small_gradient("none", 0))
+
+    @lru_cache(None)  # noqa: B019 - one session a process
+    def _small_gradient(self, spec: str, key: int) -> Any:
+        return jax.device_get(self._small_step(spec)(*filled(self.small()), jax.random.key(key))[1])
+
+    @lru_cache(None)  # noqa: B019 - one session a process
+    def _small_step(self, spec: str) -> Any:
+        step = jax_side.step(self.plan(spec), self.small().config)
+        return jax.jit(step, compiler_options=_QUICKLY)
+
+    def frequencies(self) -> dict[str, Any]:
+        """The share of values that a dropout zeroes, on each side."""
+        rate = self.compare.dropout
+        ours = float((dropout(np.ones(DROPPED, np.float32), jax.random.key(0), rate) == 0).mean())
+        theirs = torch_side.zero_share(rate, DROPPED)
+        limit = SIGMAS * (rate * (1 - rate) / DROPPED) ** 0.5
+        holds = abs(ours - rate) <= limit and abs(theirs - rate) <= limit
+        found = check(holds, hard=True, jax=ours, pytorch=theirs, rate=rate, limit=limit)
+        return {
+            "policy": "dropout",
+            "pytorch": "F.dropout",
+            "status": "compared",
+            "checks": {"frequency": found},
+        }
+
+    def budget(self, budget: float) -> dict[str, Any]:
+        """What torch.compile keeps under a budget, beside ``budget:B`` here."""
+        spec = f"budget:{budget:g}"
+        theirs = torch_side.budgeted_bytes(self.twin, budget)
+        row = {
+            "policy": spec,
+            "pytorch": f"torch.compile, activation_memory_budget={budget:g}",
+            "kept_bytes": {"jax": None, "pytorch": theirs},
+        }
+        try:
+            ours = self.stack(spec)
+        except ValueError as error:
+            return {**row, "status": f"PyTorch alone: {error}"}
+        return {**row, "status": "reported", "kept_bytes": {"jax": ours.kept_bytes, "pytorch": theirs}}
+
+
+# These programs run twice: most of LLVM's work on them would not pay.
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def filled(size: jax_side.Size) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Parameters of the size that training starts from, no bias zero; tokens; targets."""
+    random = np.random.default_rng(0)
+    draw = lambda leaf: (0.05 * random.standard_normal(leaf.shape)).astype(leaf.dtype)
+    params = jax.tree.map(draw, size.params)
+    tokens = random.integers(0, size.config.vocab_size, (size.batch, size.seq + 1), np.int32)
+    return params, tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def tree_distance(tree: Any, reference: Any) -> float:
+    """The norm of the difference over the norm of the reference, all leaves together."""
+    pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(reference), strict=True))
+    return float((sum(((a - b) ** 2).sum() for a, b in pairs) / sum((b**2).sum() for _, b in pairs)) ** 0.5)
+
+
+def timed(session: Session, cases: list[Case], rounds: int) -> dict[str, dict[str, Any]]:
+    """Median seconds of a step of each case, by its PyTorch line; every round runs all, one side then the other.
+
+    A machine that slows down or is shared slows all of them; the first round warms up and isn't counted.
+    """
+    bare = Case("none", "block(x)", torch_side.one_by_one, False, "")
+    ways = {case.line: case for case in (bare, *cases)}
+    seconds: dict[str, tuple[list[float], list[float]]] = {line: ([], []) for line in ways}
+    for _ in range(rounds + 1):
+        for line, case in ways.items():
+            steps = session.jax_step(case.spec), lambda case=case: torch_side.step(session.twin, case.run)
+            for step, found in zip(steps, seconds[line]):
+                start = time.perf_counter()
+                step()
+                found.append(time.perf_counter() - start)
+    base = [statistics.median(side[1:]) for side in seconds[bare.line]]
+    return {line: _times(*(side[1:] for side in sides), *base) for line, sides in seconds.items()}
+
+
+def _times(ours: list[float], theirs: list[float], our_base: float, their_base: float) -> dict[str, Any]:
+    medians = statistics.median(ours), statistics.median(theirs)
+    overheads = medians[0] / our_base, medians[1] / their_base
+    return {
+        "step_seconds": {"jax": medians[0], "pytorch": medians[1], "jax_each": ours, "pytorch_each": theirs},
+        "overhead": check(overheads[0] <= overheads[1], hard=False, jax=overheads[0], pytorch=overheads[1]),
+    }
