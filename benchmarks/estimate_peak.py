@@ -1,10 +1,11 @@
 """The closed form's peak against the peak that XLA plans for an H200: whole train steps, AdamW, donated state.
 
-    python benchmarks/estimate_peak.py                 # the table, from estimate_peak.json
-    python benchmarks/estimate_peak.py --measure 10    # first compile up to ten cases that are not in it
+    python benchmarks/estimate_peak.py                 # the table, of the JAX that the rules were calibrated on
+    python benchmarks/estimate_peak.py --jax 0.12.0.1  # of another one that was measured
+    python benchmarks/estimate_peak.py --measure 10    # first compile up to ten cases more, with the JAX that is here
 
 Needs no GPU, but the compiler for one (the ``deviceless`` extra). XLA's own remat pass is off. Numbers are compiled,
-not run; they are those of the JAX that the file names.
+not run; they are those of the JAX that the results' file is named after.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
 from jremat.estimate.config import TransformerConfig
+from jremat.estimate.elsewhere import FORMULAS
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
 from models.config import get
 
-RESULTS = Path(__file__).with_suffix(".json")
+CALIBRATED = "0.10.2"
 BF16 = {"compute_dtype": "bfloat16"}
 GPT = {"dropout": 0.0, **BF16}
 FUSED = {"attention": "blockwise"}
@@ -107,6 +109,11 @@ _TABLE: tuple[tuple[bool, str, str, dict[str, Any], int, int, int | None, str], 
 )  # fmt: skip
 
 
+def results(version: str) -> Path:
+    """The file of what was measured with one JAX."""
+    return Path(__file__).with_name(f"estimate_peak-{version}.json")
+
+
 def measure(case: Case) -> dict[str, Any]:
     """Compile one case; its peak and the arguments' share of it."""
     import jax
@@ -137,7 +144,7 @@ def measure(case: Case) -> dict[str, Any]:
     tokens = jax.ShapeDtypeStruct((case.batch, case.seq), jnp.int32)
     args = params, jax.eval_shape(optimizer.init, params), tokens, tokens, key
     found = memory(jax.jit(step, donate_argnums=(0, 1)), *args, target="h200")
-    return {"peak_bytes": found.peak_bytes, "argument_bytes": found.argument_bytes, "jax": jax.__version__}
+    return {"peak_bytes": found.peak_bytes, "argument_bytes": found.argument_bytes}
 
 
 def ours(case: Case) -> int:
@@ -149,14 +156,21 @@ def ours(case: Case) -> int:
 def main() -> None:
     """Measure what is asked for, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jax", default=CALIBRATED, metavar="VERSION", help="whose table to print")
     parser.add_argument("--measure", type=int, default=0, metavar="N", help="compile up to N cases not yet measured")
-    todo = parser.parse_args().measure
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for case in [c for c in cases() if c.key not in found][:todo]:
+    parser.add_argument("--stride", type=int, default=1, metavar="K", help="of the cases every K-th")
+    flags = parser.parse_args()
+    if flags.measure:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+        import jax
+
+        flags.jax = jax.__version__
+    path = results(flags.jax)
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for case in [c for c in list(cases())[:: flags.stride] if c.key not in found][: flags.measure]:
         found[case.key] = measure(case)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"measured {case.key}", file=sys.stderr, flush=True)
     rows = [(case, found[case.key]["peak_bytes"], ours(case)) for case in cases() if case.key in found]
     for case, peak, own in rows:
@@ -164,9 +178,37 @@ def main() -> None:
             f"{case.label:28} {case.spec:34} {peak / 2**20:10,.0f} MiB  {own / peak - 1:+7.1%}{'  tuned' * case.tuned}"
         )
     for name, chosen in (("tuned on", True), ("held out", False)):
-        errors = [abs(own / peak - 1) for case, peak, own in rows if case.tuned is chosen]
-        if errors:
-            print(f"{name}: {len(errors)} cases, median {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+        summary(name, [abs(own / peak - 1) for case, peak, own in rows if case.tuned is chosen])
+    print("\nby kind of policy; other tools' formulas under whichever of their settings comes nearest to the truth")
+    for kind in KINDS:
+        of_kind = [(case, peak, own) for case, peak, own in rows if kind_of(case) == kind]
+        summary(f"{kind}: ours", [abs(own / peak - 1) for _, peak, own in of_kind])
+        for tool, formula in FORMULAS.items():
+            summary(f"{kind}: {tool}", [nearest(case, peak, formula) for case, peak, _ in of_kind])
+
+
+KINDS = ("none", "full", "one policy", "plan over layers")
+
+
+def kind_of(case: Case) -> str:
+    """The class of policies that a case belongs to."""
+    if case.spec in KINDS:
+        return case.spec
+    return "one policy" if isinstance(policies.get(case.spec), Policy) else "plan over layers"
+
+
+def nearest(case: Case, peak: int, formula: Callable[..., Mapping[str, float]]) -> float:
+    """The error of a formula's activations on top of the state that the program does hold, at its best setting."""
+    config = case.config
+    state = 4 * config.num_params() * (4 if config.param_dtype == "float32" else 2)
+    totals = [state + activations for activations in formula(config, case.batch, case.seq).values()]
+    return min(abs(total / peak - 1) for total in totals)
+
+
+def summary(name: str, errors: Sequence[float]) -> None:
+    """One line on a list of errors."""
+    if errors:
+        print(f"{name:40} {len(errors):3} cases, median {statistics.median(errors):6.1%}, worst {max(errors):6.1%}")
 
 
 if __name__ == "__main__":

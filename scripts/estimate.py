@@ -16,11 +16,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
+from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.estimate.hardware import CHIPS
 from scripts.cli import fail, parse, warn
 from scripts.estimating.config import Asked, Estimate, understood, zoo
-from scripts.estimating.tables import Counted, fit_word, human, of_ledger, of_policies, of_ways
+from scripts.estimating.tables import Counted, fit_word, human, of_beside, of_ledger, of_policies, of_ways
 
 PROGRAM = "estimate"
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hbm_bytes = device_memory(flags.hbm) if flags.hbm else None
         counted, refused = count(asked)
         ways = () if hbm_bytes is None else ways_for(asked, counted, hbm_bytes)
+        beside = textbook.beside(asked.run.config, asked.run.batch, asked.run.seq) if flags.textbook else ()
         if flags.json:
             write(flags.json, asked, counted, refused, ways, hbm_bytes)
         drawn = draw(flags, asked, hbm_bytes) if flags.sweep == "seq" else []
@@ -43,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for remark in asked.remarks:
         warn(PROGRAM, remark)
     show(asked, counted, refused, ways, hbm_bytes)
+    if beside:
+        from rich.console import Console
+
+        Console(width=None if sys.stdout.isatty() else 160).print(of_beside(beside))
     for path in drawn:
         print(f"picture {path}")
     return 0

@@ -93,6 +93,8 @@ class Estimate:
     """Device memory, as 80GiB or a chip's name such as h200: says what fits, and what would make it fit."""
     sweep: Literal["none", "seq"] = "none"
     """seq: draw memory against the sequence's length, a line a policy, into --out."""
+    textbook: bool = False
+    """Beside it what the papers count for such a layer (a GELU MLP of 4h), and why the program keeps something else."""
     out: Path = Path("estimates")
     """A folder for the pictures."""
     json: Files = None

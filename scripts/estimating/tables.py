@@ -6,6 +6,7 @@ from rich.table import Table
 
 from jremat.estimate.fit import Way
 from jremat.estimate.ledger import MOMENTS, Ledger
+from jremat.estimate.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
 
 Counted = tuple[Policy | LayerPlan, Ledger]
@@ -81,4 +82,21 @@ def of_ways(ways: Sequence[Way], spec: str) -> Table:
     table.add_column("recomputed", justify="right")
     for way in ways:
         table.add_row(way.change, human(way.peak_bytes), f"{100 * way.recompute:.1f}%")
+    return table
+
+
+def of_beside(rows: Sequence[Beside]) -> Table:
+    """The papers' count of one layer without remat, and the program's, in bytes over b·s·h."""
+    slips = "\n".join(f"Where texts say {said!r}: {holds}." for said, holds in SLIPS.items())
+    caption = f"textbook: 16-bit values, 1-byte masks, {SOURCE}.\n{slips}"
+    table = Table(title="one layer under none, bytes over b·s·h", title_justify="left", caption=caption)
+    table.caption_justify = "left"
+    table.add_column("tensor")
+    for name in ("textbook", "program"):
+        table.add_column(name, justify="right")
+    table.add_column("why they differ")
+    for row in rows:
+        table.add_row(row.tensor, f"{row.textbook:g}", f"{row.program:g}", row.why)
+    table.add_section()
+    table.add_row("sum", f"{sum(r.textbook for r in rows):g}", f"{sum(r.program for r in rows):g}", "")
     return table

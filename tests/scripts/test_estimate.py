@@ -37,6 +37,7 @@ REFUSED = {
     "no unit": ("--hbm 80", "size: expected a number and a unit"),
     "no config": ("--config nowhere.json", "cannot read nowhere.json"),
     "json nowhere": ("--json nowhere/out.json", "cannot write nowhere/out.json"),
+    "a textbook of another MLP": ("--model llama-1b --textbook", "the paper counts a GELU MLP of 4h"),
     "a scan of a plan": ("--policy every_k:2 --stack scan", "a scan runs one policy"),
 }
 
@@ -125,3 +126,10 @@ def test_it_answers_without_loading_jax():
     loaded, seconds = done.stdout.split()[-2:]
     assert loaded == "False" and float(seconds) < 1.5
     assert done.stderr == ""
+
+
+def test_the_textbooks_count_stands_beside_the_programs(capsys):
+    assert main(["--model", "gpt2", "--textbook"]) == 0
+    out = capsys.readouterr().out
+    for word in ("textbook", "softmax's dropout mask", "made again from its key", "114", "arXiv 2205.05198", "36 bsh"):
+        assert word in out, word
