@@ -23,8 +23,10 @@ CARRIED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "carry_layer": ((), "int32"),
     "positions": (("s",), "int32"),
 }
-"""What a block is handed beside its parameters: axes and dtype. The chain hands on the stack's key and the layer's
-number, a scan the layer's own key."""
+"""What a block is handed beside its parameters: axes and dtype. The chain hands on the layer's number and shares the
+stack's key, a scan hands on the layer's own key."""
+SHARED = frozenset({"positions", "carry_key"})
+"""What all layers read where it stands, so that it is kept once, not once a layer."""
 PARAMETERS = "parameters"
 _WORDS: Mapping[str, str] = {
     "middle": "middle of the stream",

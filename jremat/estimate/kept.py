@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jremat.estimate.block import PARAMETERS, Block, Tensor
+from jremat.estimate.block import PARAMETERS, SHARED, Block, Tensor
 from jremat.policy.decision import RECOMPUTE, SAVE, Decision
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
@@ -52,8 +52,8 @@ def kept_by(block: Block, policy: Policy) -> Kept:
 
 
 def without_parameters_alone(kept: Kept, block: Block) -> Kept:
-    """The same, less what is made from parameters alone (a cast to bfloat16): the chain fetches these again."""
-    own = {PARAMETERS}
+    """The same, less what is made from parameters and what layers share alone: the chain makes these again."""
+    own = {PARAMETERS, *SHARED}
     for tensor in block.tensors.values():
         if set(tensor.needs) <= own:
             own.add(tensor.id)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jremat.estimate.block import CARRIED, INPUT, Block, Tensor, block_of, word
+from jremat.estimate.block import CARRIED, INPUT, SHARED, Block, Tensor, block_of, word
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.kept import Kept, kept_by, without_parameters_alone
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
@@ -46,6 +46,11 @@ class StackKept:
     recomputed_flops: int
 
 
+CARRY = tuple(Row(word(name), *CARRIED[name], copies=1) for name in (INPUT, "carry_layer"))
+"""What the executor hands from layer to layer; of it the integers stay on the device in any case."""
+_POSITIONS = Row("positions", *CARRIED["positions"], copies=1)
+
+
 def stack_kept(
     config: TransformerConfig, policy: Policy | LayerPlan, num_layers: int, sizes: Mapping[str, int], *, chain: bool
 ) -> StackKept:
@@ -71,7 +76,7 @@ def stack_kept(
         return _repeated(block, segment.pattern, num_layers, sizes, chain=False)
     parts = [_segment(block, config, segment, sizes) for segment in segments]
     return StackKept(
-        tuple(row for part in parts for row in part.rows),
+        (*(row for part in parts for row in part.rows), _POSITIONS),  # the executor holds what its layers share
         max((part.replay for part in parts), key=lambda rows: _values(rows, sizes)),
         max((part.recomputed for part in parts), key=lambda tensors: _values(map(_row, tensors), sizes)),
         sum(part.recomputed_flops for part in parts),
@@ -83,7 +88,7 @@ def _segment(block: Block, config: TransformerConfig, segment: Segment, sizes: M
     if segment.slots is not None:
         return _scheduled(block, config, segment, length, sizes)
     if segment.group > 1:
-        return _grouped(block, config, segment, length, sizes)
+        return _grouped(block, segment, length, sizes)
     layers = [segment.pattern[k % len(segment.pattern)] for k in range(length)]
     return _repeated(block, layers, length, sizes, chain=True)
 
@@ -98,23 +103,22 @@ def _repeated(
     for policy, kept in kepts.items():
         copies = counts[policy]
         rows += [replace(_row(t), copies=copies, decision=d) for t, d in kept.tensors]
-        for name in kept.inputs:
-            shared = name == "positions" and not chain  # a scan reads them where they stand
-            rows.append(Row(word(name), *CARRIED[name], copies=1 if shared else copies))
+        rows += [Row(word(name), *CARRIED[name], copies=copies) for name in kept.inputs if name not in SHARED]
+        if "positions" in kept.inputs and not chain:
+            rows.append(_POSITIONS)
     deepest = max(kepts.values(), key=lambda kept: _values(map(_row, kept.recomputed), sizes))
     flops = sum(counts[p] * matmul_flops(kept.recomputed, sizes) for p, kept in kepts.items())
     return StackKept(tuple(rows), (), deepest.recomputed, flops)
 
 
-def _grouped(
-    block: Block, config: TransformerConfig, segment: Segment, length: int, sizes: Mapping[str, int]
-) -> StackKept:
+def _grouped(block: Block, segment: Segment, length: int, sizes: Mapping[str, int]) -> StackKept:
     """Groups of layers, of which the input alone is kept: the whole carry of the executor."""
     whole, rest = divmod(length, segment.group)
     host = any(p.decide(names=["block_in"]) is OFFLOAD for p in segment.pattern)
     pattern = tuple(_inside_group(p) for p in segment.pattern) if host else segment.pattern
     inside = [_repeated(block, pattern, n, sizes, chain=True) for n in ([segment.group] if whole else [rest])]
-    rows = [Row(row.name, row.axes, row.dtype, whole + bool(rest), OFFLOAD if host else SAVE) for row in carry(config)]
+    groups = whole + bool(rest)
+    rows = [replace(row, copies=groups, decision=OFFLOAD if host and row.axes else SAVE) for row in CARRY]
     forward = length * matmul_flops(block.tensors.values(), sizes)
     again = _repeated(block, pattern, length, sizes, chain=True).recomputed_flops
     return StackKept(tuple(rows), inside[0].rows, inside[0].recomputed, forward + again)
@@ -128,19 +132,13 @@ def _scheduled(
     from jremat.transform.schedule import tables
 
     schedule = tables(binomial(length, segment.slots or 1))
-    rows = [replace(row, copies=schedule.registers) for row in carry(config)]
+    rows = [replace(row, copies=schedule.registers) for row in CARRY]
     one = _repeated(block, segment.pattern[:1], 1, sizes, chain=True)
     runs = len(schedule.replay) + length
     flops = runs * matmul_flops(block.tensors.values(), sizes) + length * one.recomputed_flops
     again = everything(config, chain=True)
     tensors = tuple(t for t, _ in again.tensors)  # all that a layer reads
     return StackKept(tuple(rows), (), tensors, flops)
-
-
-def carry(config: TransformerConfig) -> tuple[Row, ...]:
-    """What the executor hands from layer to layer."""
-    names = (INPUT, "carry_layer", *(("carry_key",) if config.dropout else ()), "positions")
-    return tuple(Row(word(name), *CARRIED[name], copies=1) for name in names)
 
 
 def _inside_group(policy: Policy) -> Policy:
