@@ -37,8 +37,22 @@ class Call:
     nth: int
 
 
-def calls_of(layer: Layer, x: Tensor) -> dict[str, Call]:
-    """For each name that a layer tags, the call that makes it; one run of the layer.
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a block that matter to SAC.
+
+    Args:
+        makers: for each tagged name, the call that makes it.
+        written_over: calls whose result another op overwrites, as dropout does with the mask that it allocates and
+            RMSNorm with its mean square: SAC raises where such a value is kept.
+    """
+
+    makers: Mapping[str, Call]
+    written_over: frozenset[Call]
+
+
+def calls_of(layer: Layer, x: Tensor) -> Calls:
+    """What SAC has to know of a layer; one run of it.
 
     Args:
         layer: of any stack.
@@ -54,7 +68,7 @@ def calls_of(layer: Layer, x: Tensor) -> dict[str, Call]:
 
     with recorder:
         layer(x, tag=note)
-    return calls
+    return Calls(calls, frozenset(recorder.written_over))
 
 
 def op_of(func: Any) -> str:
@@ -69,12 +83,15 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.makers: dict[int, Call] = {}
+        self.written_over: set[Call] = set()
         self.alive: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))
         op = op_of(func)
+        if func._schema.is_mutable:
+            self.written_over |= {self.makers[key] for key in given if key in self.makers}
         for value in torch.utils._pytree.tree_leaves(out):
             if isinstance(value, Tensor) and value.untyped_storage()._cdata not in given:
                 self.makers.setdefault(value.untyped_storage()._cdata, Call(op, self.counts[op]))
@@ -83,7 +100,7 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
-def stack_run(plan: Policy | LayerPlan, num_layers: int, calls: Mapping[str, Call]) -> Run:
+def stack_run(plan: Policy | LayerPlan, num_layers: int, calls: Calls) -> Run:
     """A policy or plan as the way to run a stack of PyTorch layers.
 
     Args:
@@ -112,13 +129,13 @@ def stack_run(plan: Policy | LayerPlan, num_layers: int, calls: Mapping[str, Cal
     return run
 
 
-def selective(policy: Policy, calls: Mapping[str, Call]) -> Callable[[], Any]:
+def selective(policy: Policy, calls: Calls) -> Callable[[], Any]:
     """``context_fn`` of a selective checkpoint under which a block keeps what ``policy`` says.
 
     Each op is asked about by name and place: ``mm`` by the family, and the third ``mm`` by the tensor that it makes.
     """
     names: dict[Call, list[str]] = {}
-    for name, call in calls.items():
+    for name, call in calls.makers.items():
         names.setdefault(call, []).append(name)
 
     def contexts() -> Any:
@@ -130,8 +147,7 @@ def selective(policy: Policy, calls: Mapping[str, Call]) -> Callable[[], Any]:
             seen[op] += 1
             families = [f.name for f, _ in policy.families if op in f.aten]
             kept = policy.decide(names=names.get(call, ()), families=families) is SAVE
-            # SAC raises where a kept value is written over, as dropout does with the mask that it allocates first.
-            kept = kept and not func._schema.is_mutable and not op.startswith("empty")
+            kept = kept and not func._schema.is_mutable and call not in calls.written_over
             return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(decide)
@@ -160,16 +176,16 @@ def every_second(counted: Sequence[str], also: Sequence[str]) -> Callable[[], An
     return contexts
 
 
-def _check(expression: Expression, calls: Mapping[str, Call]) -> None:
+def _check(expression: Expression, calls: Calls) -> None:
     policy = expression.policy
     if policy is None:
         return
-    missing = [n for n, _ in policy.names if n not in calls and n not in policy.optional and n != "block_in"]
+    missing = [n for n, _ in policy.names if n not in calls.makers and n not in policy.optional and n != "block_in"]
     if missing:
         raise NotExpressible(f"no call of this block makes {missing[0]!r}; SAC speaks of calls alone")
 
 
-def _one(expression: Expression, calls: Mapping[str, Call], layer: Layer) -> Layer:
+def _one(expression: Expression, calls: Calls, layer: Layer) -> Layer:
     if expression.means == "bare":
         return layer
     if expression.means == "parts":

@@ -4,13 +4,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from jremat.estimate.config import TransformerConfig
 from models.layers import dropout
+from models.torch_twin import Run
 from policies.torch_contexts import stack_run
 from policies.torch_expression import NotExpressible, express_plan, line_of
 from scripts.compare import jax_side, torch_side
@@ -30,14 +32,14 @@ class Case:
     Args:
         spec: here.
         line: what a PyTorch user writes.
-        run: PyTorch's stack.
+        run_of: PyTorch's stack, of a config: a dropout changes the order of calls by which SAC finds a tensor.
         listed: whether PyTorch keeps what a list says.
         differs: in words.
     """
 
     spec: str
     line: str
-    run: Any
+    run_of: Callable[[TransformerConfig], Run]
     listed: bool
     differs: str
 
@@ -50,11 +52,9 @@ class Session:
         self.size = jax_side.Size(compare.config(), compare.batch, compare.seq)
         self.params, self.tokens, self.targets = filled(self.size)
         self.twin = torch_side.twin(self.size.config, self.params, self.tokens, self.targets)
-        self.calls = torch_side.calls(self.size.config)
         self.compiled = lru_cache(None)(lambda spec: jax_side.compiled(self.plan(spec), self.size))
         self.stack = lru_cache(None)(lambda spec: jax_side.measured_stack(self.plan(spec), self.size))
         self.result = lru_cache(None)(lambda spec: jax.device_get(self.jax_step(spec)()))
-        self.bare = lru_cache(None)(lambda: sum(torch_side.kept_bytes(self.twin, torch_side.one_by_one).values()))
 
     @lru_cache(None)  # noqa: B019 - one session a process
     def plan(self, spec: str) -> Any:
@@ -77,21 +77,23 @@ class Session:
                 continue
             try:
                 groups = express_plan(plan, self.size.config.num_layers)
-                run = stack_run(plan, self.size.config.num_layers, self.calls)
+                run_of = partial(_run_of, plan)
+                run_of(self.size.config)
                 line, differs = line_of(plan)
             except NotExpressible as error:
                 yield {"policy": spec, "pytorch": "", "status": f"not expressible in PyTorch: {error}"}
                 continue
             listed = any(group.expression.means == "sac" for group in groups)
-            yield Case(spec, line, run, listed, differs)
+            yield Case(spec, line, run_of, listed, differs)
         for own in torch_side.own_ways(self.size.config):
-            yield Case(own.spec, own.line, own.run, "SAC" in own.line, "")
+            yield Case(own.spec, own.line, lambda config, run=own.run: run, "SAC" in own.line, "")
 
     def row(self, case: Case) -> dict[str, Any]:
         """Everything about a case but its time."""
         ours, memory = self.stack(case.spec), self.compiled(case.spec)[0]
-        theirs, work = torch_side.kept_bytes(self.twin, case.run), torch_side.stack_work(self.twin, case.run)
-        loss, gradient = torch_side.gradient(self.twin, case.run)
+        run = case.run_of(self.size.config)
+        theirs, work = torch_side.kept_bytes(self.twin, run), torch_side.stack_work(self.twin, run)
+        loss, gradient = torch_side.gradient(self.twin, run)
         our_loss, our_gradient = self.result(case.spec)
         loss_error = abs(loss - float(our_loss)) / abs(float(our_loss))
         error = gradient_error(gradient, our_gradient)
@@ -118,7 +120,7 @@ class Session:
             "peak_bytes": {
                 "jax": memory.peak_bytes,
                 "jax_label": memory.label,
-                "pytorch": torch_side.peak(self.twin, case.run),
+                "pytorch": torch_side.peak(self.twin, run),
                 "pytorch_label": "MemTracker, on the CPU",
             },
             "kept_by_tensor": {"jax": ours.kept, "pytorch": theirs},
@@ -131,7 +133,7 @@ class Session:
         small = self.small()
         ours, others = (self._small_distance(case.spec, key) for key in (0, 1))
         twin = torch_side.twin(small.config, *filled(small))
-        theirs, their_others = torch_side.dropout_error(twin, case.run)
+        theirs, their_others = torch_side.dropout_error(twin, case.run_of(small.config))
         return check(
             ours <= GRADIENT_LIMIT < others and theirs <= GRADIENT_LIMIT < their_others,
             hard=True,
@@ -201,6 +203,11 @@ class Session:
         return {**row, "status": "reported", "kept_bytes": {"jax": ours.kept_bytes, "pytorch": theirs}}
 
 
+@lru_cache(None)
+def _run_of(plan: Any, config: TransformerConfig) -> Run:
+    return stack_run(plan, config.num_layers, torch_side.calls(config))
+
+
 # These programs run twice: most of LLVM's work on them would not pay.
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -225,12 +232,13 @@ def timed(session: Session, cases: list[Case], rounds: int) -> dict[str, dict[st
 
     A machine that slows down or is shared slows all of them; the first round warms up and isn't counted.
     """
-    bare = Case("none", "block(x)", torch_side.one_by_one, False, "")
+    bare = Case("none", "block(x)", lambda config: torch_side.one_by_one, False, "")
+    config = session.size.config
     ways = {case.line: case for case in (bare, *cases)}
     seconds: dict[str, tuple[list[float], list[float]]] = {line: ([], []) for line in ways}
     for _ in range(rounds + 1):
         for line, case in ways.items():
-            steps = session.jax_step(case.spec), lambda case=case: torch_side.step(session.twin, case.run)
+            steps = session.jax_step(case.spec), partial(torch_side.step, session.twin, case.run_of(config))
             for step, found in zip(steps, seconds[line]):
                 start = time.perf_counter()
                 step()

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_sel
 from jremat.estimate.config import TransformerConfig
 from models.torch_twin import Run, Shared, Transformer, one_by_one, shared_of
 from models.torch_weights import from_flax, to_flax
-from policies.torch_contexts import Call, calls_of, every_second
+from policies.torch_contexts import Calls, calls_of, every_second
 from scripts.compare.torch_budget import budget_bytes
 from scripts.compare.torch_kept import Work, kept, peak_bytes, work
 
@@ -37,8 +37,8 @@ def twin(config: TransformerConfig, params: Any, tokens: np.ndarray, targets: np
     return Twin(from_flax(config, params), torch.tensor(tokens).long(), torch.tensor(targets).long())
 
 
-def calls(config: TransformerConfig) -> dict[str, Call]:
-    """The aten call that makes each named tensor of a block."""
+def calls(config: TransformerConfig) -> Calls:
+    """The aten calls of a block, dropout's among them."""
     small = replace(config, num_layers=1, max_seq=8)
     return calls_of(Transformer(small).layers(8)[0], torch.randn(1, 8, config.hidden, requires_grad=True))
 

@@ -94,7 +94,7 @@ def test_every_tensor_of_the_vocabulary_has_its_call(config, attention):
     torch.manual_seed(0)
     config = replace(config, attention=attention, dropout=0.1, max_seq=8)
     x = torch.randn(1, 8, H, requires_grad=True)
-    calls = calls_of(Transformer(config).layers(8)[0], x)
+    calls = calls_of(Transformer(config).layers(8)[0], x).makers
     absent = {"norm_stats", "router", "moe_act", "block_in"}
     absent |= set() if config.mlp == "swiglu" else {"mlp_gate"}
     absent |= {"attn_fused", "attn_lse"} if attention == "dot" else {"attn_scores", "attn_probs", "attn_dropped"}
