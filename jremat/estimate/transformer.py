@@ -57,7 +57,8 @@ def estimate(
         master_weights: a float32 copy of weights that are bfloat16.
         accumulate: micro-batches of one step; above 1 there is a float32 sum of their gradients.
         parallel: degrees of parallelism; None: one device.
-        stack: ``auto`` takes a scan for one policy and the executor for a plan, as training does; or either by name.
+        stack: ``auto`` takes a scan where one policy holds for all layers and the executor elsewhere, as training does;
+            ``scan`` and ``chain`` insist.
 
     Returns:
         The ledger of the device where the peak is highest.
@@ -76,12 +77,16 @@ def estimate(
     p = parallel or Parallel()
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
     p.check(config, batch, seq)
-    chain = stack == "chain" or (stack == "auto" and isinstance(policy, LayerPlan))
+    if stack != "chain" and isinstance(policy, LayerPlan):
+        policy = policy.uniform(config.num_layers // p.chunks) or policy  # a plan of one policy needs no executor
+    chain = stack == "chain" or isinstance(policy, LayerPlan)
     sizes = {**sizes_of(config, batch, seq), "L": config.num_layers, "P": config.num_params()}
     sizes["k"] = min(config.attention_block, -(-seq // 2))  # keys that blockwise attention reads at a time
     if chunk is not None:
         sizes["c"] = min(chunk, seq)
     run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain)
+    if chain and stack == "scan":
+        raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
     kept = stack_kept(config, policy, config.num_layers // p.chunks, sizes, chain=chain)
     whole = matmul_flops(block_of(config).tensors.values(), sizes) * config.num_layers
     ledgers = [
@@ -230,8 +235,6 @@ def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumul
         raise ValueError("master_weights: the weights are float32 themselves; it would only double them")
     if stack not in ("auto", "scan", "chain"):
         raise ValueError(f"stack: expected 'auto', 'scan' or 'chain', got {stack!r}")
-    if stack == "scan" and isinstance(policy, LayerPlan) and policy.uniform(config.num_layers) is None:
-        raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
 
 
 def _assumed(config: TransformerConfig, parallel: Parallel, chain: bool) -> Iterable[str]:

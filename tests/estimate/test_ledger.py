@@ -132,6 +132,13 @@ def test_the_interleaved_schedule_is_the_papers():
     assert bytes_of(found, "block input") == factor * L * UNIT == 9 / 8 * L * UNIT
 
 
+def test_a_plan_of_one_policy_is_that_policy():
+    for spec, policy in (("mix:2*full,rest*full", FULL), ("alternate:0", NONE), ("every_k:1", FULL)):
+        for stack in ("auto", "scan"):
+            assert ledger(policies.get(spec), stack=stack) == ledger(policy)
+    assert ledger(policies.get("block:2"), parallel=Parallel(pipeline=4)) == ledger(parallel=Parallel(pipeline=4))
+
+
 def test_offloaded_values_are_on_the_host_and_not_in_the_peak():
     kept, moved = ledger(Policy.save("mlp_up")), ledger(Policy.offload("mlp_up"))
     assert moved.host_bytes == L * 4 * UNIT and kept.host_bytes == 0
