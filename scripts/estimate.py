@@ -7,6 +7,7 @@ said in one line.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -153,4 +154,8 @@ def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # whoever read the output has had enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

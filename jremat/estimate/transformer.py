@@ -21,6 +21,7 @@ OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "momentum": 1, "sgd": 0}
 """Running means a parameter."""
 
 _BACKWARD: tuple[Moment, ...] = ("mlp", "attention")
+_PLACES = {"P_blocks": ("block",), "P_head": ("head", "tied"), "P_embedding": ("embedding",)}
 _SYMBOL = {
     "gradients of the layers": "P_blocks",
     "gradient of the head": "P_head",
@@ -82,6 +83,8 @@ def estimate(
     chain = stack == "chain" or isinstance(policy, LayerPlan)
     sizes = {**sizes_of(config, batch, seq), "L": config.num_layers, "P": config.num_params()}
     sizes["k"] = min(config.attention_block, -(-seq // 2))  # keys that blockwise attention reads at a time
+    for symbol, places in _PLACES.items():
+        sizes[symbol] = sum(part.count for part in parameters_of(config) if part.place in places)
     if chunk is not None:
         sizes["c"] = min(chunk, seq)
     run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain)

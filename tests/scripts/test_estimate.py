@@ -115,6 +115,12 @@ def test_degrees_reach_the_ledger(tmp_path):
     assert spread["kept_bytes"] == alone["kept_bytes"] + 4 * 1024  # each stage has its positions
 
 
+def test_a_reader_who_has_had_enough_is_no_error():
+    command = f"{sys.executable} scripts/estimate.py --policies all | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gpt2: ") and done.stderr == ""
+
+
 def test_it_answers_without_loading_jax():
     """In a process of its own; processor time, so that a busy machine is no failure."""
     code = (
