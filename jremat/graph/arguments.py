@@ -91,7 +91,10 @@ def static_places(f: Callable[..., Any], args: Sequence[Any], names: str | Seque
     names = (names,) if isinstance(names, str) else tuple(names)
     if not names:
         return set()
-    parameters = inspect.signature(f).parameters
+    try:
+        parameters = inspect.signature(f).parameters
+    except ValueError as error:
+        raise ValueError(f"static_argnames: expected a function whose parameters Python knows, got {f!r}") from error
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in names:
         if name not in parameters and not takes_any:
@@ -101,5 +104,6 @@ def static_places(f: Callable[..., Any], args: Sequence[Any], names: str | Seque
                 f"static_argnames: expected parameters of {getattr(f, '__name__', f)!s} "
                 f"({', '.join(parameters)}), got {name!r}{hint}"
             )
-    places = [k for k, name in enumerate(parameters) if name in names and k < len(args)]
+    by_position = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    places = [k for k, name in enumerate(by_position) if name in names and k < len(args)]
     return {*names, *places}

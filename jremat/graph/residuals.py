@@ -144,11 +144,10 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
     if eqn is None:
         return _Origin(var, var.aval, constant=True)
     name, k, line = eqn.primitive.name, eqn.outvars.index(var), user_line(eqn)
-    if name == "reduce_precision" and not isinstance(eqn.invars[0], core.Literal):
-        return _origin(jaxpr, eqn.invars[0])  # remat rounds what it keeps; the value is the one before
-    if name == "device_put":
-        origin = _origin(jaxpr, eqn.invars[0])
-        return replace(origin, key=var, decision=OFFLOAD) if _to_host(eqn) else origin
+    if name == "reduce_precision" and _rounds_nothing(eqn) and not isinstance(eqn.invars[0], core.Literal):
+        return _origin(jaxpr, eqn.invars[0])  # remat puts it on what it keeps; the value is the one before
+    if name == "device_put" and _to_host(eqn, k) and not isinstance(eqn.invars[k], core.Literal):
+        return replace(_origin(jaxpr, eqn.invars[k]), key=var, decision=OFFLOAD)
     tag = tagged_name(eqn.primitive, eqn.params)
     if tag is not None:
         given = eqn.invars[0]
@@ -183,8 +182,14 @@ def _tag_read(jaxpr: Any, var: Any) -> str | None:
     return next((name for name in readers if name and not name.startswith(MARK)), None)
 
 
-def _to_host(eqn: Any) -> bool:
-    return any("host" in str(getattr(device, "memory_kind", device)).lower() for device in eqn.params["devices"])
+def _rounds_nothing(eqn: Any) -> bool:
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+
+
+def _to_host(eqn: Any, k: int) -> bool:
+    device = eqn.params["devices"][k]
+    return "host" in str(getattr(device, "memory_kind", device)).lower()
 
 
 def _row(origin: _Origin, paths: tuple[str, ...]) -> Residual:

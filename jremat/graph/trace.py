@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import source_info_util
 from jax._src.interpreters import partial_eval
 from jax.extend import core
@@ -25,8 +26,9 @@ CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"
 MARK = "jremat."
 """What the names begin with that we put on values; a user's tag may not, and none of them is shown as a tag."""
 
-REWRITABLE = frozenset({"scan", "cond"})
-"""Primitives whose inside a policy can decide value by value; all others that hold a jaxpr are opaque."""
+REWRITABLE = frozenset({"scan", "cond", "jit", "pjit"})
+"""Primitives whose inside a policy can decide value by value, a ``jit`` that places its arguments among them; all
+others that hold a jaxpr are opaque."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def trip_count(eqn: Any) -> int | None:
     if len(tests) != 1 or tests[0].primitive.name != "lt":
         return None
     counter, bound = tests[0].invars
+    if not jax.dtypes.issubdtype(counter.aval.dtype, np.integer):
+        return None
     if counter not in cond.invars[params["cond_nconsts"] :] or not isinstance(bound, core.Literal):
         return None
     k = cond.invars.index(counter) - params["cond_nconsts"]

@@ -74,6 +74,7 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     """One call, rematted: what ``checkpoint`` does once the arguments are known."""
     program = capture(arguments)
     decisions = decisions_for(program, policy, strict=strict)
+    _refuse_lost_offload(policy, decisions)
     outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
     return jax.tree.unflatten(program.out_tree, outs)
 
@@ -147,9 +148,18 @@ def _by_name(decisions: Decisions) -> Callable[..., Any]:
     )
 
 
+def _refuse_lost_offload(policy: Policy, decisions: Decisions) -> None:
+    if decisions.offloaded and getattr(jax.config, "jax_remat3", False) and jax.__version_info__ < (0, 12):
+        raise ValueError(
+            f"policy: {policy.spec!r} offloads, which jax_remat3 of jax {jax.__version__} recomputes instead; "
+            "turn jax_remat3 off or use jax 0.12"
+        )
+
+
 def expect_policy(policy: Any) -> None:
     """Raise unless it is a policy of one block."""
     if isinstance(policy, LayerPlan | Request):
         policy()  # says which call takes it
     if not isinstance(policy, Policy):
-        raise ValueError(f"policy: expected a Policy, e.g. policies.get('dots_saveable'), got {policy!r}")
+        example = policy if isinstance(policy, str) else "dots_saveable"
+        raise ValueError(f"policy: expected a Policy, e.g. policies.get({example!r}), got {policy!r}")

@@ -2,7 +2,7 @@
 
 import difflib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from jremat.graph.graph import Graph, Op, Value
@@ -61,8 +61,18 @@ def _candidates(graph: Graph, head: str, inside: bool) -> Iterator[Candidate]:
                 if value.dtype != "None" and not tagged_within and not (inside and value.name is None):
                     mark = value.name if inside and value.name else f"{head}{output}"
                     yield Candidate(op, value, mark, inside)
-        for inner in op.inner:
+        for inner in op.inner if op.primitive != "custom_jvp_call" else ():  # JAX hears no tag in a custom_jvp
             yield from _candidates(inner, head, inside or op.opaque)
+
+
+def _plain_reads(graph: Graph) -> Iterator[str]:
+    """Ids of the values that are read by more than tags."""
+    yield from graph.outputs
+    for op in graph.ops:
+        if op.primitive != "name":
+            yield from op.inputs
+        for inner in op.inner:
+            yield from _plain_reads(inner)
 
 
 def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -> Decisions:
@@ -74,13 +84,13 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
         needed: the marks that the backward pass reads where all may be kept; what a policy keeps *by default* is taken
             from these alone, so that leaving a value out doesn't keep another in its place.
     """
-    ruled = dict(policy.names)
+    ruled, plain_reads = dict(policy.names), frozenset(_plain_reads(graph))
     marks: dict[str, str] = {}
     by_decision: dict[Decision, set[str]] = {SAVE: set(), OFFLOAD: set(), RECOMPUTE: set()}
     for candidate in candidates(graph):
         value, op = candidate.value, candidate.op
         tagged = value.name if op.primitive == "name" else None
-        if tagged is None and value.name in ruled:
+        if tagged is None and value.name in ruled and (ruled[value.name] is RECOMPUTE or value.id not in plain_reads):
             continue  # the tag that reads this value carries the decision
         decision = policy.decide(names=[tagged] if tagged else [], families=op.families, value=value.id)
         if decision is RECOMPUTE or (needed is not None and candidate.mark not in needed):
@@ -110,22 +120,36 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
             f"policy: {policy.spec!r} was planned for graph {policy.fingerprint}, the function's graph is "
             f"{graph.fingerprint}; other shapes, another function or another JAX: plan anew"
         )
-    missing = [n for n, _ in policy.names if n not in graph.names and n not in policy.optional]
+    every = tuple(candidates(graph))
+    names = sorted({c.value.name for c in every if c.op.primitive == "name" and c.value.name})
+    listed = ", ".join(names) or "none"
+    missing = [n for n, _ in policy.names if n not in names and n not in policy.optional]
     if missing:
-        near = [
-            f"{m!r} (did you mean {c[0]!r}?)" for m in missing if (c := difflib.get_close_matches(m, graph.names, 1))
-        ]
+        near = [f"{m!r} (did you mean {c[0]!r}?)" for m in missing if (c := difflib.get_close_matches(m, names, 1))]
         named = ", ".join(near or map(repr, missing))
-        return (
-            f"policy: {policy.spec!r} names {named}, which no value bears; "
-            f"names in this function: {', '.join(graph.names) or 'none'}"
-        )
-    families = {family for candidate in candidates(graph) for family in candidate.op.families}
+        return f"policy: {policy.spec!r} names {named}, which no value bears; names in this function: {listed}"
+    families = {family for candidate in every for family in candidate.op.families}
     by_family = any(f.name in families for f, _ in policy.families)
-    by_name = any(n in graph.names for n, _ in policy.names)
+    by_name = any(n in names for n, _ in policy.names)
     if (policy.families or policy.names) and not (by_family or by_name):
         return (
-            f"policy: {policy.spec!r} matches nothing in this function; it has names: "
-            f"{', '.join(graph.names) or 'none'}; op families: {', '.join(sorted(families)) or 'none'}"
+            f"policy: {policy.spec!r} matches nothing in this function; it has names: {listed}; "
+            f"op families: {', '.join(sorted(families)) or 'none'}"
         )
+    hidden = sorted(_hidden(graph, {f.name for f, d in policy.families if d is not policy.default}))
+    if hidden:
+        where = ", ".join(hidden)
+        return f"policy: {policy.spec!r} can't reach what {where}; put jremat.checkpoint on the function inside"
     return None
+
+
+def _hidden(graph: Graph, families: Collection[str]) -> Iterator[str]:
+    """Operations of ``families`` where no policy reaches and no kernel means to hide them."""
+    for op in graph.ops:
+        if op.primitive in ("shard_map", "custom_jvp_call"):
+            for inner_op, _ in (pair for inner in op.inner for pair in inner.walk()):
+                for family in set(inner_op.families) & set(families):
+                    yield f"{op.primitive} at {op.source or 'a line unknown'} hides ({family})"
+        elif not op.opaque:
+            for inner in op.inner:
+                yield from _hidden(inner, families)

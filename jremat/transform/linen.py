@@ -68,4 +68,5 @@ def remat_linen(
 
         return lift.pack(inner, (True,), (True,), (True,), name="remat", enable_kwargs=True)
 
+    lifted.__name__ = "checkpoint"  # Flax names submodules after it: as under nn.remat, so that parameters interchange
     return lift_transform(lifted, block, methods=[method])

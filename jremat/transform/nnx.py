@@ -1,9 +1,12 @@
 """Remat of what takes Flax NNX modules: their state goes in and comes out, so that each change happens once."""
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from flax import nnx
 
 from jremat.graph.arguments import static_places, take_apart_at
@@ -21,11 +24,15 @@ def remat_nnx(
 ) -> Callable[..., Any]:
     """A function like ``f`` of NNX modules and arrays, whose gradient keeps just the values that ``policy`` keeps.
 
-    Batch statistics, counters and sown values change once, not again in the backward pass.
+    Batch statistics, counters, random streams and sown values change once, not again in the backward pass, wherever in
+    the arguments they stand. What is not NNX state (a plain Python attribute that the call sets) does not come out.
 
     Args:
         f: a function, some of whose arguments are NNX modules: ``Block.__call__``, or a user's own.
         policy, strict, static_argnames, prevent_cse: as of ``jremat.checkpoint``.
+
+    Raises:
+        ValueError: ``f`` closes over a module: it would be remembered as it was, and its changes lost.
 
     >>> import jax.numpy as jnp
     >>> from jremat.policy import Policy
@@ -36,32 +43,76 @@ def remat_nnx(
     expect_policy(policy)
     if policy.keeps_everything:
         return f
+    _refuse_closed_over(f)
 
     @functools.wraps(f)
     def rematted(*args: Any, **kwargs: Any) -> Any:
         static = static_places(f, args, static_argnames)
-        places = [(k, v) for k, v in (*enumerate(args), *kwargs.items()) if isinstance(v, nnx.Module)]
-        if not places:  # a function of arrays: trace it itself, so that the trace is found again
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_has_state)
+        nodes = tuple(leaf for leaf in leaves if _has_state(leaf))
+        if not nodes:  # a function of arrays: trace it itself, so that the trace is found again
             return call_rematted(take_apart_at(f, args, kwargs, static), policy, strict=strict, prevent_cse=prevent_cse)
-        modules = tuple(module for _, module in places)
-        graphdef, state = nnx.split(modules)
+        graphdef, state = nnx.split(nodes)
 
         def pure(state: Any, *args: Any, **kwargs: Any) -> Any:
+            before = _arrays(state)  # now, since what is merged shares its variables with the state
             inner = nnx.merge(graphdef, state)
-            given = dict(zip((place for place, _ in places), inner))
-            args = tuple(given.get(k, arg) for k, arg in enumerate(args))
-            out = f(*args, **{name: given.get(name, value) for name, value in kwargs.items()})
-            return out, nnx.split(inner)[1]
+            given = iter(inner)
+            others = jax.tree.leaves((args, kwargs), is_leaf=_is_gap)
+            args, kwargs = jax.tree.unflatten(tree, [next(given) if _is_gap(leaf) else leaf for leaf in others])
+            out = f(*args, **kwargs)
+            return out, _changed(before, nnx.split(inner)[1])
 
-        args = tuple(None if isinstance(arg, nnx.Module) else arg for arg in args)
-        kwargs = {name: None if isinstance(value, nnx.Module) else value for name, value in kwargs.items()}
+        args, kwargs = jax.tree.unflatten(tree, [_GAP if _has_state(leaf) else leaf for leaf in leaves])
         moved = {place + 1 if isinstance(place, int) else place for place in static}
         arguments = take_apart_at(pure, (state, *args), kwargs, moved)
         out, state = call_rematted(arguments, policy, strict=strict, prevent_cse=prevent_cse)
-        nnx.update(modules, state)
+        if state:  # a module that nothing changed may belong to an outer trace, and is left alone
+            nnx.update(nodes, nnx.from_flat_state(state))
         return out
 
     return rematted
+
+
+def _arrays(state: Any) -> dict[Any, list[Any]]:
+    return {path: jax.tree.leaves(leaf) for path, leaf in nnx.to_flat_state(state)}
+
+
+def _changed(before: dict[Any, list[Any]], after: Any) -> dict[Any, Any]:
+    """The variables of ``after`` that do not hold the very arrays of ``before``, by path."""
+
+    def same(path: Any, leaf: Any) -> bool:
+        arrays = jax.tree.leaves(leaf)
+        return len(before.get(path, ())) == len(arrays) and all(map(operator.is_, before[path], arrays))
+
+    return {path: leaf for path, leaf in nnx.to_flat_state(after) if not same(path, leaf)}
+
+
+class _Gap:
+    """Stands in the place of a module while the arrays are traced; no array, so held fixed."""
+
+
+_GAP = _Gap()
+
+
+def _is_gap(leaf: Any) -> bool:
+    return isinstance(leaf, _Gap)
+
+
+def _has_state(leaf: Any) -> bool:
+    return isinstance(leaf, nnx.Pytree | nnx.Variable)
+
+
+def _refuse_closed_over(f: Callable[..., Any]) -> None:
+    if not inspect.isfunction(f):
+        return
+    around = inspect.getclosurevars(f)
+    for name, value in {**around.globals, **around.nonlocals}.items():
+        if _has_state(value):
+            raise ValueError(
+                f"f: {f.__name__} closes over the NNX {type(value).__name__} {name!r}, whose changes would be lost; "
+                "pass it as an argument"
+            )
 
 
 def remat_nnx_class(block: type[nnx.Module], policy: Policy, **options: Any) -> type[nnx.Module]:

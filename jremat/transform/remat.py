@@ -48,6 +48,8 @@ def remat(
             return remat_linen(target, policy, **options)
         if issubclass(target, nnx.Module):
             return remat_nnx_class(target, policy, **options)
+    elif inspect.ismethod(target) and isinstance(target.__self__, nnx.Module):
+        return functools.partial(remat_nnx(target.__func__, policy, **options), target.__self__)
     elif isinstance(target, nnx.Module):
         return functools.partial(remat_nnx(type(target).__call__, policy, **options), target)
     elif isinstance(target, nn.Module):

@@ -57,7 +57,11 @@ def test_a_while_that_does_not_count_is_charged_once():
     def f(x, w):
         return lax.while_loop(lambda c: c.sum() < 1e9, lambda c: c @ w, x)
 
-    assert jremat.trace(f, X, W).matmul_flops == 2 * 4 * 8 * 8
+    def by_halves(x, w):
+        return lax.while_loop(lambda c: c[0] < 3.5, lambda c: (c[0] + 1.0, c[1] @ w), (0.0, x))[1]
+
+    for loop in (f, by_halves):
+        assert jremat.trace(loop, X, W).matmul_flops == 2 * 4 * 8 * 8
 
 
 def test_a_custom_vjp_is_whole_and_its_tags_are_read():

@@ -90,6 +90,13 @@ class TestStaticArguments:
         chex.assert_trees_all_close(g(X, W1, W2, "sine", True), 2 * mlp(X, W1, W2))
         chex.assert_trees_all_close(g(X, W1, W2, mode="sine", twice=False), mlp(X, W1, W2))
 
+    def test_keyword_only_static_names_leave_star_args_alone(self):
+        def f(x, *rest, mode):
+            return jnp.sin(x) + sum(jnp.sin(jnp.sin(r)) for r in rest)
+
+        named = kept(f, X, X + 1, X + 2, mode="s", static_argnames="mode")
+        assert named == kept(f, X, X + 1, X + 2, mode="s") == 5 * X.nbytes
+
     def test_a_static_name_that_is_no_parameter_raises(self):
         with pytest.raises(ValueError, match=r"static_argnames: expected parameters of mlp \(x, w1, w2\), got 'w3'"):
             jremat.checkpoint(mlp, Policy.save("up"), static_argnames="w3")(X, W1, W2)
@@ -188,7 +195,11 @@ class TestSurvives:
         def f(x, w1, w2):
             return jnp.sin(inner(x, w1)) @ w2
 
-        g = jremat.checkpoint(f, Policy.ops(MATMUL))
+        with pytest.raises(
+            ValueError, match=r"can't reach what shard_map at .*hides \(matmul\); put jremat.checkpoint on"
+        ):
+            jremat.checkpoint(f, Policy.ops(MATMUL))(X, W1, W2)
+        g = jremat.checkpoint(f, Policy.save("part"))
         bare, ours = (jax.jit(jax.grad(lambda w, h=h: h(X, w, W2).sum()))(W1) for h in (f, g))
         chex.assert_trees_all_close(bare, ours, rtol=1e-6)
 
@@ -248,14 +259,39 @@ class TestSurvives:
         mesh = Mesh(jax.devices()[:2], ("data",))
         rows = jax.NamedSharding(mesh, PartitionSpec("data"))
         inner = jax.jit(lambda x, w: tag(x @ w, "placed"), in_shardings=(rows, None), out_shardings=rows)
-        g = jremat.checkpoint(lambda x, w: jnp.sin(inner(x, w)), Policy.save("placed"))
-        assert kept(g, X, W1) == UP_BYTES
+        f = lambda x, w: jnp.sin(inner(x, w))
+        for policy in (Policy.save("placed"), Policy.ops(MATMUL)):
+            g = jremat.checkpoint(f, policy)
+            assert kept(g, X, W1) == UP_BYTES
         assert "sharding" in str(jax.make_jaxpr(g)(X, W1)).lower()
 
     def test_custom_jvp_functions(self):
         f = lambda x: jax.nn.relu(jax.nn.logsumexp(jax.nn.softmax(tag(x @ W1, "up")), axis=-1)).sum()
         for policy in (Policy.save("up"), Policy.but("up"), jremat.FULL):
             chex.assert_trees_all_close(jax.grad(f)(X), jax.grad(jremat.checkpoint(f, policy))(X), rtol=1e-5)
+
+    def test_a_tag_inside_a_custom_jvp_is_heard_by_nobody_and_raises(self):
+        @jax.custom_jvp
+        def sine(x):
+            return jnp.sin(tag(x, "inner"))
+
+        sine.defjvp(lambda p, t: (jnp.sin(p[0]), jnp.cos(p[0]) * t[0]))
+        with pytest.raises(ValueError, match="names 'inner', which no value bears"):
+            jremat.checkpoint(lambda x: sine(x).sum(), Policy.save("inner"))(X)
+
+    def test_a_value_read_past_its_tag_is_kept_for_those_who_read_it(self):
+        def f(x, w1, w2):
+            y = x @ w1
+            return jnp.sin(y) @ w2 + jnp.sin(tag(y, "up")) @ w2
+
+        def unused(x, w1, w2):
+            y = x @ w1
+            tag(y, "up")
+            return jnp.sin(y) @ w2
+
+        both = Policy.ops(MATMUL) | Policy.save("up")
+        for g in (f, unused):
+            assert reruns(jremat.checkpoint(g, both), X, W1, W2) == 0
 
     def test_nothing_to_differentiate_keeps_nothing(self):
         assert len(jremat.residuals(lambda i: i * 2, 3)) == 0
@@ -285,6 +321,38 @@ def remat3():
     jax.config.update("jax_remat3", True)
     yield
     jax.config.update("jax_remat3", before)
+
+
+def test_an_offload_that_remat3_would_lose_raises(remat3):
+    if jax.__version_info__ >= (0, 12):
+        assert jremat.residuals(mlp, X, W1, W2, policy=Policy.offload("up")).host_bytes == UP_BYTES
+        return
+    with pytest.raises(ValueError, match=r"offloads, which jax_remat3 of jax .* recomputes instead"):
+        jremat.checkpoint(mlp, Policy.offload("up"))(X, W1, W2)
+
+
+class TestCounts:
+    """Of residuals, where what is kept looks like something else."""
+
+    def leaves_bytes(self, f, *args):
+        inputs = {id(arg) for arg in args}
+        leaves = jax.tree.leaves(jax.vjp(f, *args)[1])
+        return sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in leaves}.values() if id(leaf) not in inputs)
+
+    def test_a_rounding_that_rounds_is_a_value_of_its_own(self):
+        def f(x, w1):
+            y = jnp.sin(x @ w1)
+            z = lax.reduce_precision(y, 8, 7)
+            return jnp.sin(y) + z * z * y
+
+        assert kept(f, X, W1) == self.leaves_bytes(f, X, W1)
+
+    def test_each_operand_of_a_device_put_is_its_own(self):
+        def f(x, w1):
+            a, b = jax.device_put((jnp.sin(x), jnp.cos(x)), jax.devices()[0])
+            return tag(a * b, "product") @ w1
+
+        assert kept(f, X, W1) == self.leaves_bytes(f, X, W1)
 
 
 @pytest.mark.parametrize(

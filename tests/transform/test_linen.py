@@ -138,3 +138,15 @@ def test_the_same_is_kept_under_remat3(variables):
     finally:
         jax.config.update("jax_remat3", before)
     assert [(row.name, row.bytes) for row in rows.kept] == [("up", 8 * 16 * 4)]
+
+
+def test_submodules_are_named_as_under_nn_remat_so_that_parameters_interchange():
+    def parameters(layer):
+        class Parent(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return layer(4)(x)
+
+        return Parent().init(jax.random.key(0), X)["params"].keys()
+
+    assert parameters(jremat.remat(nn.Dense, jremat.FULL)) == parameters(nn.remat(nn.Dense)) == {"CheckpointDense_0"}

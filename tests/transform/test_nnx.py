@@ -84,3 +84,50 @@ def test_a_function_of_several_modules_by_keyword():
     expected = both(X, first=Net(nnx.Rngs(0)), second=Net(nnx.Rngs(1)))
     chex.assert_trees_all_close(jremat.remat(both, Policy.save("up"))(X, **nets), expected, rtol=1e-6)
     assert [int(net.calls[...]) for net in nets.values()] == [1, 1]
+
+
+class TestStateWhereverItStands:
+    def test_random_streams_move_on(self):
+        def masks(call, rngs):
+            return call(X, rngs), call(X, rngs), int(rngs.default.count[...])
+
+        dropout = nnx.Dropout(0.5)
+        f = lambda x, rngs, d=dropout: d(x, rngs=rngs)
+        bare, ours = masks(f, nnx.Rngs(0)), masks(jremat.remat(f, jremat.FULL), nnx.Rngs(0))
+        chex.assert_trees_all_close(bare, ours)
+        assert ours[2] == 2 and not jnp.array_equal(ours[0], ours[1])
+
+    def test_modules_inside_containers(self):
+        norm = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
+        jremat.remat(lambda nets, x: nets["norm"](x), jremat.FULL)({"norm": norm}, X)
+        chex.assert_trees_all_close(norm.mean[...], X.mean(0) / 2, rtol=1e-4, atol=1e-6)
+
+    def test_bare_variables(self):
+        count = nnx.Variable(jnp.zeros(()))
+
+        def f(count, x):
+            count[...] += 1
+            return jnp.sin(x)
+
+        jremat.remat(f, jremat.FULL)(count, X)
+        assert float(count[...]) == 1
+
+    def test_a_module_that_nothing_changes_works_under_an_outer_trace(self):
+        net = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        rematted = jremat.remat(net, jremat.FULL)
+        chex.assert_trees_all_close(jax.jit(rematted)(X), net(X), rtol=1e-6)
+        chex.assert_trees_all_close(
+            jax.grad(lambda x: rematted(x).sum())(X), jax.grad(lambda x: net(x).sum())(X), rtol=1e-6
+        )
+
+    def test_a_bound_method_sees_its_modules_new_weights(self):
+        net = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        rematted = jremat.remat(net.__call__, jremat.FULL)
+        rematted(X)
+        net.kernel[...] = net.kernel[...] * 0 + 1
+        chex.assert_trees_all_close(rematted(X), net(X), rtol=1e-6)
+
+    def test_a_function_that_closes_over_a_module_is_refused(self):
+        net = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        with pytest.raises(ValueError, match=r"closes over the NNX Linear 'net'.*pass it as an argument"):
+            jremat.remat(lambda x: net(x), jremat.FULL)
