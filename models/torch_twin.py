@@ -125,8 +125,9 @@ class Block(nn.Module):
         out = region("core_attn", partial(attend, hidden_keys=shared.hidden_keys, tag=tag), query, key, value)
         return tag("attn_proj", self.attn_proj(out.flatten(2)))
 
-    def _dot(self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor, tag: Tag) -> Tensor:
+    def _dot(self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None, tag: Tag) -> Tensor:
         """Attention that materialises its scores."""
+        assert hidden_keys is not None
         (b, s, n, d), m = query.shape, key.shape[2]
         q = query.view(b, s, m, n // m, d).permute(0, 2, 3, 1, 4).reshape(b * m, -1, d)  # [b m, g s, d]
         k, v = (t.transpose(1, 2).reshape(b * m, s, d) for t in (key, value))
@@ -138,7 +139,7 @@ class Block(nn.Module):
         out = tag("attn_out", torch.bmm(probs.view(b * m, -1, s), v))  # [b m, g s, d]
         return out.view(b, n, s, d).transpose(1, 2).reshape(b, s, n, d)
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: None, tag: Tag) -> Tensor:
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None, tag: Tag) -> Tensor:
         """PyTorch's fused attention; which kernel it is depends on the device."""
         q, k, v = (t.transpose(1, 2) for t in (query, key, value))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.config.group > 1)

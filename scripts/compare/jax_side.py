@@ -125,11 +125,11 @@ def measured_stack(plan: Policy | LayerPlan, size: Size) -> Stack:
 
 
 def _tagged(graph: Graph) -> dict[str, str]:
-    """For each value, the first tag on the way from it: a matmul is kept before its bias is added and it is tagged."""
+    """For each matmul, the first tag on the way from it: it is kept before its bias is added and it is tagged."""
     found: dict[str, str] = {}
     for op in reversed(graph.ops):
         names = [graph.values[output].name or found.get(output) for output in op.outputs]
         for given in op.inputs:
             if names and names[0] and given not in graph.inputs:
                 found[given] = names[0]
-    return found
+    return {value: name for value, name in found.items() if graph.values[value].primitive == "dot_general"}

@@ -86,7 +86,7 @@ class Session:
             listed = any(group.expression.means == "sac" for group in groups)
             yield Case(spec, line, run_of, listed, differs)
         for own in torch_side.own_ways(self.size.config):
-            yield Case(own.spec, own.line, lambda config, run=own.run: run, "SAC" in own.line, "")
+            yield Case(own.spec, own.line, partial(_always, own.run), "SAC" in own.line, "")
 
     def row(self, case: Case) -> dict[str, Any]:
         """Everything about a case but its time."""
@@ -203,6 +203,10 @@ class Session:
         return {**row, "status": "reported", "kept_bytes": {"jax": ours.kept_bytes, "pytorch": theirs}}
 
 
+def _always(run: Run, config: TransformerConfig) -> Run:
+    return run
+
+
 @lru_cache(None)
 def _run_of(plan: Any, config: TransformerConfig) -> Run:
     return stack_run(plan, config.num_layers, torch_side.calls(config))
@@ -232,19 +236,22 @@ def timed(session: Session, cases: list[Case], rounds: int) -> dict[str, dict[st
 
     A machine that slows down or is shared slows all of them; the first round warms up and isn't counted.
     """
-    bare = Case("none", "block(x)", lambda config: torch_side.one_by_one, False, "")
+    bare = Case("none", "block(x)", partial(_always, torch_side.one_by_one), False, "")
     config = session.size.config
     ways = {case.line: case for case in (bare, *cases)}
     seconds: dict[str, tuple[list[float], list[float]]] = {line: ([], []) for line in ways}
     for _ in range(rounds + 1):
         for line, case in ways.items():
-            steps = session.jax_step(case.spec), partial(torch_side.step, session.twin, case.run_of(config))
+            steps: tuple[Callable[[], Any], ...] = (
+                session.jax_step(case.spec),
+                partial(torch_side.step, session.twin, case.run_of(config)),
+            )
             for step, found in zip(steps, seconds[line]):
                 start = time.perf_counter()
                 step()
                 found.append(time.perf_counter() - start)
     base = [statistics.median(side[1:]) for side in seconds[bare.line]]
-    return {line: _times(*(side[1:] for side in sides), *base) for line, sides in seconds.items()}
+    return {line: _times(ours[1:], theirs[1:], base[0], base[1]) for line, (ours, theirs) in seconds.items()}
 
 
 def _times(ours: list[float], theirs: list[float], our_base: float, their_base: float) -> dict[str, Any]:

@@ -63,7 +63,6 @@ GPT = {
     "save:mlp_up": (5, None),
     "alternate:2": ((1 + NONE) / 2, None),
     "block:1,dots_with_no_batch_dims_saveable": ((10 + NONE) / 2, SCORES / 2),
-    "every_k:2,full": (0.5, None),
     "offload_inputs": (1, None),
 }
 
@@ -81,8 +80,25 @@ def test_what_a_gpt_keeps_and_does_again(spec, sides):
     assert work.forward_flops == ours.forward_flops == 2 * (24 * B * S * H * H + 4 * B * S * S * H)
     if share is not None:
         assert work.recomputed_flops / work.forward_flops == pytest.approx(share, rel=1e-9)
-    if not spec.startswith("every_k"):
-        assert ours.recomputed_flops <= work.recomputed_flops
+    assert ours.recomputed_flops <= work.recomputed_flops
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a group's replay runs its last layer to the end, though nobody reads its output"
+)
+@pytest.mark.parametrize("spec", ["every_k:2", "every_k:2,full"])
+def test_a_group_is_replayed_with_no_more_flops_than_in_pytorch(spec, sides):
+    size, twin = sides("gpt")
+    plan, run = run_of(spec, size)
+    assert jax_side.measured_stack(plan, size).recomputed_flops <= torch_side.stack_work(twin, run).recomputed_flops
+
+
+@pytest.mark.parametrize(("spec", "layers"), [("every_k:2", 1), ("every_k:2,full", 1)])
+def test_a_group_keeps_its_input_alone(spec, layers, sides):
+    size, twin = sides("gpt")
+    plan, run = run_of(spec, size)
+    ours = jax_side.measured_stack(plan, size).kept_bytes
+    assert ours == sum(torch_side.kept_bytes(twin, run).values()) == layers * UNIT // 2
 
 
 @pytest.mark.parametrize("spec", ["none", "full", "dots_saveable", "torchtitan_selective_op", "save:query,mlp_gate"])

@@ -1,0 +1,95 @@
+"""The comparison as a user runs it: its table, its JSON, its exit codes."""
+
+import importlib.util
+import json
+
+import pytest
+
+from scripts import compare_torch
+from scripts.compare.rows import check, differences, failed, gradient_error, kept_check
+
+TINY = ["--hidden", "32", "--heads", "2", "--seq", "16", "--layers", "2", "--vocab", "32", "--steps", "1"]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+with_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed: pip install torch==2.13.0")
+
+
+@with_torch
+def test_both_sides_of_two_policies_agree_and_each_difference_is_explained(tmp_path, capsys, monkeypatch):
+    from scripts.compare import torch_side
+
+    few = torch_side.own_ways
+    monkeypatch.setattr(torch_side, "own_ways", lambda config: few(config)[1:2])  # the reentrant checkpoint alone
+    file = tmp_path / "rows.json"
+    argv = [*TINY, "--policies", "full", "sac:mm,addmm", "revolve:2", "--budgets", "0.5", "--json", str(file)]
+    assert compare_torch.main(argv) == 0
+    said = json.loads(file.read_text())
+    full, sac, revolve, reentrant, budget, frequency = said["rows"]
+    assert said["failed"] == []
+    assert {"jax", "torch"} <= said["versions"].keys()
+    unit = 4 * 2 * 16 * 32
+    assert full["checks"]["kept_bytes"]["jax"] == full["checks"]["kept_bytes"]["pytorch"] == 2 * unit
+    assert full["differences"] == []
+    assert full["recomputed_matmuls"] == {"jax": 14, "pytorch": 14}
+    assert reentrant["recomputed_matmuls"] == {"jax": 14, "pytorch": 16}
+    assert sac["differences"] == [
+        {
+            "tensor": "mlp_out",
+            "jax": 0,
+            "pytorch": 2 * unit,
+            "why": "PyTorch keeps it as it is listed, though the backward never reads it",
+        }
+    ]
+    assert all(found["holds"] for row in (full, sac) for found in row["checks"].values())
+    assert full["checks"]["dropout"]["jax_another_seed"] > 0.01
+    assert "not expressible in PyTorch: a binomial schedule" in revolve["status"]
+    assert budget["kept_bytes"]["pytorch"] > unit
+    assert frequency["checks"]["frequency"]["holds"]
+    assert full["overhead"].keys() >= {"jax", "pytorch"}
+    assert "mlp_out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--policies", "dots_savable"], "did you mean 'dots_saveable'"),
+        (["--heads", "3"], "heads: expected a divisor of hidden=256, got 3"),
+        (["--budgets", "1.5"], "budgets: expected shares from 0 to 1, got 1.5"),
+        (["--json", "/nowhere/at/all.json"], "the folder /nowhere/at does not exist"),
+        (["--stps", "3"], "did you mean --steps"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_two(argv, said, capsys):
+    if not HAS_TORCH and argv[0] == "--policies":
+        said = "PyTorch is not installed"
+    assert compare_torch.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_without_pytorch_it_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert compare_torch.main([]) == 2
+    assert capsys.readouterr().err == f"compare_torch: error: PyTorch is not installed; {compare_torch.PIP}\n"
+
+
+def test_a_hard_row_that_does_not_hold_fails_and_a_reported_one_does_not():
+    row = {"policy": "full", "pytorch": "checkpoint", "checks": {"kept_bytes": kept_check("full", 3, 2)}}
+    assert failed([row]) == ["full, checkpoint: kept_bytes"]
+    assert failed([{**row, "checks": {"overhead": check(False, hard=False)}}]) == []
+    assert kept_check("none", 110, 100)["holds"]
+    assert not kept_check("none", 111, 100)["holds"]
+
+
+def test_one_leaf_that_is_off_is_found_whatever_the_others_do():
+    reference = {"a": [1e3], "b": [1e-1], "zero": [0.0]}
+    assert gradient_error(reference, reference) == 0
+    assert gradient_error({**reference, "b": [1.1e-1]}, reference) > 1e-5 * 10
+    assert gradient_error({**reference, "zero": [1e-7]}, reference) < 1e-5
+
+
+def test_differences_say_what_jax_makes_again():
+    rows = differences({"query": 8, "x": 4}, {"query": 4, "mlp_norm": 2}, {"mlp_norm": 2}, listed=True)
+    whys = {row["tensor"]: row["why"] for row in rows}
+    assert whys["query"] == whys["x"] == "JAX keeps it; PyTorch makes it again"
+    assert whys["mlp_norm"] == "PyTorch keeps it; JAX makes it again from what it keeps"
