@@ -107,6 +107,8 @@ def show(
         console.print(of_ledger(ledger, f"{title}, {policy.spec}"))
         share = 100 * ledger.recompute_flops / ledger.forward_flops
         print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; recomputed {share:.1f}% of the forward")
+        for assumption in ledger.assumptions:
+            print(f"assumes: {assumption}")
         if hbm_bytes is not None:
             print(f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
     else:

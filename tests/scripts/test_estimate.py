@@ -66,7 +66,16 @@ def test_one_policy_is_the_ledger(tmp_path, capsys):
     assert row["peak_bytes"] == ledger.peak_bytes and row["assumptions"]
     assert [line["name"] for line in row["lines"]] == [line.name for line in ledger.lines]
     out = capsys.readouterr().out
-    for word in ("optimizer moments", "mlp_up", "2·b·s·f·L", "head: logits", "peak", "fits in 139.8 GiB: yes"):
+    for word in (
+        "optimizer moments",
+        "mlp_up",
+        "2·b·s·f·L",
+        "head: logits",
+        "peak",
+        "assumes: ",
+        "jax 0.10.2",
+        "fits in 139.8 GiB: yes",
+    ):
         assert word in out
 
 
