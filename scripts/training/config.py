@@ -100,7 +100,7 @@ class Run:
     """Train a Flax transformer on real text under a remat policy.
 
     The loss curve is the same under every policy; memory and time are not. Everything is written under --out. A run
-    that was stopped or killed goes on with --resume --out DIR.
+    that was stopped or killed goes on with the same command and --resume.
     """
 
     policy: str = "dots_saveable"
