@@ -9,6 +9,7 @@ right, said in one line.
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -38,10 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return fail(PROGRAM, error)
 
+    os.environ["JAX_PLATFORMS"] = "cpu"  # also beside a GPU: both sides are compared on one device, in float32
     from scripts.startup import start_jax  # what follows imports JAX
 
     start_jax()
     try:
+        if compare.device == "cuda":
+            from scripts.compare.torch_cuda import check_gpu
+
+            check_gpu()
         import policies
 
         for spec in compare.policies:

@@ -5,10 +5,15 @@ import json
 
 import pytest
 
+from jremat.estimate.config import TransformerConfig
 from scripts import compare_torch
 from scripts.compare.rows import check, differences, failed, gradient_error, kept_check
 
 TINY = ["--hidden", "32", "--heads", "2", "--seq", "16", "--layers", "2", "--vocab", "32", "--steps", "1"]
+SMALL = TransformerConfig(
+    vocab_size=16, num_layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, mlp_hidden=32, max_seq=8, norm="rmsnorm",
+    mlp="swiglu", positions="rope", bias=False,
+)  # fmt: skip
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 with_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed: pip install torch==2.13.0")
 
@@ -65,6 +70,27 @@ def test_a_users_mistake_is_one_line_and_exit_two(argv, said, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
+
+
+@with_torch
+def test_a_gpu_that_is_not_there_is_told_before_anything_runs(monkeypatch, capsys):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert compare_torch.main(["--device", "cuda"]) == 2
+    assert "device: expected an NVIDIA GPU for cuda" in capsys.readouterr().err
+
+
+@with_torch
+def test_the_gpus_part_ends_with_its_minutes_and_says_so(monkeypatch):
+    from scripts.compare import torch_cuda
+
+    monkeypatch.setattr(torch_cuda, "_jax", lambda seconds: iter(()))
+    monkeypatch.setattr(torch_cuda, "get", lambda name: SMALL)
+    monkeypatch.setattr(torch_cuda.Transformer, "cuda", lambda model: model)
+    monkeypatch.setattr(torch_cuda.torch, "randint", lambda *args, device: None)
+    rows = torch_cuda.rows(minutes=0)
+    assert [row["status"] for row in rows] == ["no time left"] * 2 * len(torch_cuda.POLICIES)
 
 
 def test_without_pytorch_it_says_how_to_get_it(monkeypatch, capsys):
