@@ -2,4 +2,8 @@
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["models/torch_*.py", "policies/torch_contexts.py"]
+collect_ignore_glob = (
+    []
+    if importlib.util.find_spec("torch")
+    else ["models/torch_*.py", "policies/torch_contexts.py", "tests/torch/reference_stack.py"]
+)
