@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# setuptools warns of every editable installation at length
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TESTS ?=
 
 .PHONY: setup train test lint docs test-newest clean

@@ -1,4 +1,4 @@
-"""The house rules, read from the imports: arrows point down, private JAX and torch in rooms of their own, short files."""
+"""The house rules, read from the imports: arrows point down, private JAX and torch in their rooms, short files."""
 
 import ast
 import re
