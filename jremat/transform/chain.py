@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import core
 
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint
+from jremat.transform.flat import check_lengths, flatten
 from jremat.transform.layer import Active, Flat, Leaves, SplitLayer, split
 from jremat.transform.loops import (
     Gradients,
@@ -67,47 +67,18 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
         warn_where_ignored(policy for segment in segments for policy in segment.pattern)
         check_lengths(parameters, num_layers)
         flat = flatten(block, parameters, carry, shared)
-        tree = jax.tree.structure(carry)
         stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
-        return jax.tree.unflatten(tree, _chain(flat, segments, num_layers)(stacked, flat.shared, flat.carry))
+        return flat.finish(_chain(flat.call, segments, num_layers)(stacked, flat.shared, flat.carry))
 
     return stacked_blocks
 
 
-@dataclass(frozen=True)
-class FlatBlock:
-    """A block on flat lists, with the values to start from; what it closed over is among the shared ones."""
-
-    call: Flat
-    shared: Leaves
-    carry: Leaves
-
-
-def flatten(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> FlatBlock:
-    """Trace ``block`` once, for one layer of ``parameters``."""
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
-    closed, out_shape = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
-    _check_carry(carry, out_shape)
-    num_layer, num_carry = len(jax.tree.leaves(one)), len(jax.tree.leaves(carry))
-    num_shared = len(jax.tree.leaves(shared))
-    open_ = core.ClosedJaxpr(
-        closed.jaxpr.replace(constvars=[], invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars]), ()
-    )
-
-    def call(layer: Leaves, common: Leaves, state: Leaves) -> Leaves:
-        assert (len(layer), len(state)) == (num_layer, num_carry)
-        return core.jaxpr_as_fun(open_)(*common[num_shared:], *layer, *state, *common[:num_shared])
-
-    arrays = [jnp.asarray(leaf) for leaf in (*jax.tree.leaves(shared), *closed.consts)]
-    return FlatBlock(call, arrays, [jnp.asarray(leaf) for leaf in jax.tree.leaves(carry)])
-
-
-def _chain(flat: FlatBlock, segments: Sequence[Segment], num_layers: int) -> Callable[[Leaves, Leaves, Leaves], Leaves]:
+def _chain(block: Flat, segments: Sequence[Segment], num_layers: int) -> Callable[[Leaves, Leaves, Leaves], Leaves]:
     """The stack as one function with a backward pass of its own."""
 
     @jax.custom_vjp
     def chain(stacked: Leaves, shared: Leaves, carry: Leaves) -> Leaves:
-        return run(flat.call, Weights(stacked, shared), 0, carry, num_layers)
+        return run(block, Weights(stacked, shared), 0, carry, num_layers)
 
     def forward(stacked: Any, shared: Any, carry: Any) -> tuple[Leaves, Any]:
         # The carry of a later layer is differentiated even where the first one's isn't: all of it that can be.
@@ -115,7 +86,7 @@ def _chain(flat: FlatBlock, segments: Sequence[Segment], num_layers: int) -> Cal
         weights = Weights(_values(stacked), _values(shared))
         # Types, not shapes: under explicit sharding and in a shard_map they say more.
         types = jax.eval_shape(weights.layer, 0), weights.shared, _values(carry)
-        loops = _loops(flat.call, segments, lambda block: split(block, *types, active))
+        loops = _loops(block, segments, lambda rematted: split(rematted, *types, active))
         out, saved = forward_all(loops, weights, 0, _values(carry))
         return out, (_Static(loops, active), weights.stacked, weights.shared, saved)
 
@@ -203,28 +174,6 @@ def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
     if not isinstance(plan, LayerPlan):
         raise ValueError(f"plan: expected a LayerPlan or a Policy, e.g. policies.get('every_k:4'), got {plan!r}")
     return plan.resolve(num_layers)
-
-
-def check_lengths(parameters: Any, num_layers: int) -> None:
-    """Every leaf of ``parameters`` has one entry per layer, or a ValueError that names it."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(parameters)[0]:
-        shape = jnp.shape(leaf)
-        if shape[:1] != (num_layers,):
-            where = f"parameters{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{where}: expected [{num_layers}, ...], one entry per layer, got {list(shape)}")
-
-
-def _check_carry(carry: Any, out: Any) -> None:
-    own, returned = str(jax.tree.structure(carry)), str(jax.tree.structure(out))
-    if own != returned:
-        raise ValueError(f"block: expected it to return a carry like its own, {own}, got {returned}")
-    for (path, given), made in zip(jax.tree_util.tree_flatten_with_path(carry)[0], jax.tree.leaves(out)):
-        shape, dtype = jnp.shape(given), jnp.result_type(given)
-        if (shape, dtype) != (made.shape, made.dtype):
-            raise ValueError(
-                f"block: expected it to return a carry like its own, {dtype}{list(shape)} at "
-                f"carry{jax.tree_util.keystr(path)}, got {made.dtype}{list(made.shape)}"
-            )
 
 
 def _values(inputs: Any) -> Leaves:

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 
 from jremat.policy import OFFLOAD, SAVE, Policy
 
@@ -12,13 +13,17 @@ BOUNDARY = "block_in"
 
 
 def to_host(leaves: list[jax.Array]) -> list[jax.Array]:
-    """The same values in pinned host memory."""
-    return [jax.device_put(x, jax.memory.Space.Host) for x in leaves]
+    """The same values, floating ones in pinned host memory; integers and keys are small and stay."""
+    return [jax.device_put(x, jax.memory.Space.Host) if _floats(x) else x for x in leaves]
 
 
 def from_host(leaves: list[jax.Array]) -> list[jax.Array]:
     """The same values back in device memory."""
-    return [jax.device_put(x, jax.memory.Space.Device) for x in leaves]
+    return [jax.device_put(x, jax.memory.Space.Device) if _floats(x) else x for x in leaves]
+
+
+def _floats(x: jax.Array) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def boundary_on_host(policy: Policy) -> bool:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jremat.policy import LayerPlan, Policy, Segment
-from jremat.transform.chain import check_lengths, resolved
+from jremat.transform.chain import resolved
 from jremat.transform.checkpoint import checkpoint
+from jremat.transform.flat import check_lengths
 
 Block = Callable[..., Any]
 

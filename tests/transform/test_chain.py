@@ -293,6 +293,23 @@ class TestWhatItKeeps:
         rows = jremat.residuals(lambda p, x: stack(block, NONE, num_layers=L)(p, x, SCALE), weights(), X)
         assert L * B * F in [row.bytes for row in rows.kept if row.dtype == "bool"]
 
+    @pytest.mark.parametrize("spec", ["none", "full", "every_k:3", "revolve:2"])
+    def test_what_the_carry_hands_on_unchanged_is_kept_once(self, spec):
+        """As a step's positions and keys: no copy a layer, and their gradients are right."""
+
+        def handing_on(p, carry):
+            x, scale, count = carry
+            return block(p, x, scale), scale, count
+
+        run = stack(handing_on, policies.get(spec), num_layers=L)
+        p, count = weights(), jnp.arange(3)
+        found = jremat.residuals(lambda p, x, s: run(p, (x, s, count))[0], p, X, SCALE)
+        shared = stack(block, policies.get(spec), num_layers=L)
+        assert found.total_bytes == jremat.residuals(shared, p, X, SCALE).total_bytes
+        gradient = jax.jit(jax.grad(lambda s: (lambda y, s, _: y.sum() + s.sum())(*run(p, (X, s, count)))))(SCALE)
+        expected = jax.jit(jax.grad(lambda s: plain(p, X, s).sum() + s.sum()))(SCALE)
+        assert largest_error(gradient, expected) <= 1e-6
+
     def test_frozen_parameters_have_no_gradient_buffer(self):
         p, run = weights(), stack(block, FULL, num_layers=L)
 
