@@ -119,6 +119,7 @@ def measured_stack(plan: Policy | LayerPlan, size: Size) -> Stack:
         place = row.mark.rpartition(".")[2] if row.mark else ""
         loop = "block_in" if row.primitive == "scan" else f"({row.primitive})"  # what a loop hands to itself
         name = row.name or tagged.get(place, loop)
+        name = "attn_out" if name == "attn_fused" else name  # the same value, from a fused kernel
         kept[name] = kept.get(name, 0) + row.bytes
     counted = jremat.flops(gradient, shapes, x, positions)
     return Stack(kept, counted.model // 3, counted.recompute, counted.count.recompute)

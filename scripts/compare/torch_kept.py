@@ -65,7 +65,7 @@ class _Storages(TorchDispatchMode):
         op = func._schema.name.rpartition("::")[2]
         for place, value in enumerate(tree_leaves(out)):
             if isinstance(value, Tensor) and _key(value) not in self.rows and _key(value) not in self.given:
-                name = f"({op})"
+                name = "norm_stats" if op == "rsqrt" else f"({op})"  # RMSNorm on a CPU is written out
                 if op in _COPIES and read and _key(read[0]) in self.rows:
                     name = self.rows[_key(read[0])][1].name
                 if place:
