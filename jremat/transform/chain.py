@@ -142,6 +142,11 @@ def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitL
         loops = (repeat(pattern, whole),) if whole else ()
         return (*loops, repeat(pattern[:rest], 1)) if rest else loops
 
+    def replayed(pattern: tuple[Policy, ...], length: int) -> tuple[Repeat, ...]:
+        """A group's loops. Its last layer stands alone: its output is read by nobody, so its end is not run."""
+        last = repeat((pattern[(length - 1) % len(pattern)],), 1)
+        return (*patterns(pattern, length - 1), last)
+
     def loops_of(segment: Segment) -> tuple[Loop, ...]:
         pattern, repeats = segment.pattern, segment.repeats
         assert repeats is not None, "a resolved segment is closed"
@@ -161,8 +166,8 @@ def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitL
         host = any(boundary_on_host(policy) for policy in pattern)
         pattern = tuple(inside_group(policy) for policy in pattern)
         whole, rest = divmod(length, segment.group)
-        full = (Group(call, patterns(pattern, segment.group), whole, host),) if whole else ()
-        return (*full, Group(call, patterns(pattern, rest), 1, host)) if rest else full
+        full = (Group(call, replayed(pattern, segment.group), whole, host),) if whole else ()
+        return (*full, Group(call, replayed(pattern, rest), 1, host)) if rest else full
 
     return tuple(loop for segment in segments for loop in loops_of(segment))
 

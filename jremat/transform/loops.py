@@ -69,6 +69,9 @@ class Repeat:
                 kept.append(residuals)
             return carry, kept
 
+        if self.repeats == 1:  # no loop: where nobody reads the last carry, what makes it alone is dead code
+            carry, kept = turn(carry, 0)
+            return carry, jax.tree.map(lambda leaf: leaf[None], kept)
         return lax.scan(turn, carry, jnp.arange(self.repeats))
 
     def backward(self, weights: Weights, start: Any, saved: Any, gradients: Gradients) -> Gradients:
