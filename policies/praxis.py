@@ -2,7 +2,7 @@
 
 from jremat.policy import FULL, NONE, Policy
 from policies.builtin import ALL, DOTS, WEIGHT_DOTS
-from policies.costs import cost_of
+from policies.costs import cost_of, in_words
 from policies.entry import Cost, Entry
 from policies.maxtext import CONTEXT
 
@@ -104,6 +104,27 @@ ENTRIES = (
         cost_of((*_PROJECTIONS, "attn_out")),
     ),
     _entry(
+        "save_quantized",
+        _MLPERF | Policy.save("qlhs", "qrhs", "lhs_scale", "rhs_scale").with_optional(),
+        "query, key, value, the context, attention's projection; of quantized matmuls the operands and their scales",
+        _MLP,
+        cost_of((*_QKV, "attn_out", "attn_proj")),
+    ),
+    _entry(
+        "save_unet_conv",
+        Policy.save("conv_out"),
+        "a U-Net block's last convolution, on a model so tagged",
+        "the rest of the block",
+        in_words("what is tagged conv_out", "the other convolutions"),
+    ),
+    _entry(
+        "save_unet_all_conv",
+        Policy.save("conv_0", "conv_1", "conv_out"),
+        "every convolution of a U-Net block, on a model so tagged",
+        "norms and activations",
+        in_words("what is tagged conv_0, conv_1, conv_out", "none"),
+    ),
+    _entry(
         "save_iteration_input",
         Policy.save("block_in"),
         "the block's input",
@@ -112,5 +133,4 @@ ENTRIES = (
         "save_transformer_layer_output",
     ),
 )
-"""praxis' types, but for its U-Net's (``save:conv_out`` on a model so tagged) and ``save_quantized``, whose tensors our
-models don't have."""
+"""Every type of praxis'; the U-Net's and the quantized operands stand under their own names there."""
