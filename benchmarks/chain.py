@@ -118,7 +118,7 @@ def master_weights() -> Iterator[tuple[Any, ...]]:
     args = shapes(*BIG, jnp.float32)
     for spec in ("full", "none"):
         pair = [temp(kind, spec, args).temp_bytes for kind in ("scan", "chain")]
-        yield f"`{spec}`", *(f"{b / MIB:.1f}" for b in pair), f"{(pair[0] - pair[1]) / MIB:.1f}"
+        yield f"`{spec}`", *(f"{b / MIB:.1f}" for b in pair), f"{round((pair[0] - pair[1]) / MIB, 1) + 0.0:.1f}"
 
 
 def recomputed() -> Iterator[tuple[Any, ...]]:

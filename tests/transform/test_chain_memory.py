@@ -48,9 +48,12 @@ def test_full_takes_no_more_than_the_scan():
 
 
 def test_groups_take_less_than_one_scan_of_full():
-    """A boundary for every fourth layer, and the inputs of one group: 12 states of 32."""
+    """A boundary for every fourth layer, and the inputs of one group: 12 states of 32.
+
+    Of the 20 saved the nested loop takes back up to three as buffers of its own, by XLA's version.
+    """
     saved = temp("scan", "full") - temp("chain", "every_k:4,full")
-    assert saved >= 0.9 * (L - L // 4 - 4) * STATE
+    assert saved >= (L - L // 4 - 4 - 3) * STATE
 
 
 def test_a_mix_takes_the_mean_of_the_two():
