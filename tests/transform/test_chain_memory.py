@@ -53,7 +53,7 @@ def test_groups_take_less_than_one_scan_of_full():
     Of the 20 saved the nested loop takes back up to three as buffers of its own, by XLA's version.
     """
     saved = temp("scan", "full") - temp("chain", "every_k:4,full")
-    assert saved >= (L - L // 4 - 4 - 3) * STATE
+    assert saved >= 0.8 * (L - L // 4 - 4) * STATE
 
 
 def test_a_mix_takes_the_mean_of_the_two():
