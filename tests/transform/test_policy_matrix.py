@@ -21,7 +21,9 @@ from tests.transform.jax_count import jax_kept_bytes
 #
 # GPT's forward matmuls: q k v, scores, context, proj, up, down (8; down is dead in the backward).
 # Llama's: q k v, scores, context, proj, gate, up, down (9). Blockwise runs scores and context once a block of 16 keys,
-# so twice at s=32: a rerun of the kernel is 4 matmuls.
+# so twice at s=32: a rerun of the kernel is 4 matmuls. Where its output is kept and only the log-sum-exp is wanted, the
+# context's two are dead; JAX 0.12 finds that inside a while, 0.10 doesn't.
+LSE_ALONE = 2 if jax.__version_info__ >= (0, 12) else 4
 BY_HAND = {
     "full": [(0, 7), (0, 5 + 4), (0, 8), (0, 6 + 4)],
     # q k v proj up, and for dot scores and context; llama: gate and up, key and value halves
@@ -29,10 +31,10 @@ BY_HAND = {
     "dots_with_no_batch_dims_saveable": [(3 + 1 + 4, 2), (3 + 1 + 4, 4), (2 + 1 + 6, 2), (2 + 1 + 6, 4)],
     # and the fused kernel's output and log-sum-exp [b, heads, s]: 4/64
     "save_only_matmuls": [(8, 2), (8 + 1 + 4 / 64, 0), (9, 2), (9 + 1 + 4 / 64, 0)],
-    "save:attn_out": [(1, 6), (1, 5 + 4), (1, 7), (1, 6 + 4)],
+    "save:attn_out": [(1, 6), (1, 5 + LSE_ALONE), (1, 7), (1, 6 + LSE_ALONE)],
     "save:query,key,value": [(3, 4), (3, 2 + 4), (2, 5), (2, 3 + 4)],
     "save:attn_fused?,attn_lse?,mlp_up": [(4, 6), (4 + 1 + 4 / 64, 4), (3, 7), (3 + 1 + 4 / 64, 5)],
-    "offload:attn_out": [(1, 6), (1, 5 + 4), (1, 7), (1, 6 + 4)],
+    "offload:attn_out": [(1, 6), (1, 5 + LSE_ALONE), (1, 7), (1, 6 + LSE_ALONE)],
 }
 CASES = [("gpt", "dot"), ("gpt", "blockwise"), ("llama", "dot"), ("llama", "blockwise")]
 
