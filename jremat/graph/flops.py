@@ -110,26 +110,27 @@ def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
     return _count(live(program.jaxpr), _MODEL)
 
 
-_MODEL, _RECOMPUTE, _RERUN = "model", "recompute", "rerun"
+_MODEL, RECOMPUTE, _RERUN = "model", "recompute", "rerun"
 
 
 def _count(jaxpr: Any, kind: str) -> Flops:
-    total = Flops()
-    for eqn in opened(jaxpr).eqns:
-        own = _kind(eqn, kind)
-        parts = [_count(inner, own) * times for inner, times in inner_jaxprs(eqn)]
-        if parts:
-            branches = eqn.primitive.name == "cond"
-            total += max(parts, key=lambda part: part.total) if branches else sum(parts[1:], parts[0])
-        else:
-            total += _equation(eqn, own)
-    return total
+    return sum((flops_of(eqn, kind) for eqn in opened(jaxpr).eqns), Flops())
+
+
+def flops_of(eqn: Any, kind: str = _MODEL) -> Flops:
+    """One equation with all that it holds, told apart by scope; ``kind`` is of what is around it."""
+    own = _kind(eqn, kind)
+    parts = [_count(inner, own) * times for inner, times in inner_jaxprs(eqn)]
+    if not parts:
+        return _equation(eqn, own)
+    branches = eqn.primitive.name == "cond"
+    return max(parts, key=lambda part: part.total) if branches else sum(parts[1:], parts[0])
 
 
 def _kind(eqn: Any, outer: str) -> str:
     around = scopes(eqn)
-    if outer == _RECOMPUTE or REMAT_SCOPE in around:
-        return _RECOMPUTE
+    if outer == RECOMPUTE or REMAT_SCOPE in around:
+        return RECOMPUTE
     return _RERUN if outer == _RERUN or RERUN_SCOPE in around else _MODEL
 
 

@@ -112,9 +112,9 @@ def read_residuals(arguments: Arguments) -> Residuals:
         return jax.tree.leaves(jax.vjp(of_active, *(arrays[k] for k in active))[1])
 
     jaxpr = capture(take_apart(kept, arguments.arrays, {})).jaxpr
-    found = [_origin(jaxpr, var) for var in jaxpr.outvars if not isinstance(var, core.Literal)]
+    found = [origin_of(jaxpr, var) for var in jaxpr.outvars if not isinstance(var, core.Literal)]
     by_value = {origin.key: origin for origin in found}  # two outputs that are one value are kept once
-    return Residuals(tuple(_row(origin, arguments.array_paths) for origin in by_value.values()))
+    return Residuals(tuple(row_of(origin, arguments.array_paths) for origin in by_value.values()))
 
 
 def _dtype(leaf: Any) -> Any:
@@ -122,7 +122,7 @@ def _dtype(leaf: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Origin:
+class Origin:
     """Where a variable of a program was made, looked for through calls, loops and tags."""
 
     key: Any  # the variable at the top level that holds it: equal for equal values
@@ -137,21 +137,26 @@ class _Origin:
     constant: bool = False
 
 
-def _origin(jaxpr: Any, var: Any) -> _Origin:
+def origin_of(jaxpr: Any, var: Any) -> Origin:
+    """Where a variable of an open jaxpr was made."""
     if var in jaxpr.invars:
-        return _Origin(var, var.aval, place=jaxpr.invars.index(var))
+        return Origin(var, var.aval, place=jaxpr.invars.index(var))
     eqn = next((e for e in jaxpr.eqns if var in e.outvars), None)
     if eqn is None:
-        return _Origin(var, var.aval, constant=True)
+        return Origin(var, var.aval, constant=True)
     name, k, line = eqn.primitive.name, eqn.outvars.index(var), user_line(eqn)
     if name == "reduce_precision" and _rounds_nothing(eqn) and not isinstance(eqn.invars[0], core.Literal):
-        return _origin(jaxpr, eqn.invars[0])  # remat puts it on what it keeps; the value is the one before
+        return origin_of(jaxpr, eqn.invars[0])  # remat puts it on what it keeps; the value is the one before
     if name == "device_put" and _to_host(eqn, k) and not isinstance(eqn.invars[k], core.Literal):
-        return replace(_origin(jaxpr, eqn.invars[k]), key=var, decision=OFFLOAD)
+        return replace(origin_of(jaxpr, eqn.invars[k]), key=var, decision=OFFLOAD)
+    if name == "broadcast_in_dim" and _stacks_one(eqn) and not isinstance(eqn.invars[0], core.Literal):
+        made = origin_of(jaxpr, eqn.invars[0])  # a layer that stands alone keeps what others stack
+        made = made if made.eqn is not None else replace(made, eqn=eqn, source=line)
+        return replace(made, key=var, place=None, constant=False)
     tag = tagged_name(eqn.primitive, eqn.params)
     if tag is not None:
         given = eqn.invars[0]
-        made = _Origin(var, var.aval) if isinstance(given, core.Literal) else _origin(jaxpr, given)
+        made = Origin(var, var.aval) if isinstance(given, core.Literal) else origin_of(jaxpr, given)
         if made.eqn is None:
             made = replace(made, eqn=eqn, source=line)
         name = (made.tag or _tag_read(jaxpr, var)) if tag.startswith(MARK) else tag
@@ -159,13 +164,13 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
     if is_call(eqn) or name == "scan":
         inner = opened(inner_jaxprs(eqn)[0][0])
         if not isinstance(inner.outvars[k], core.Literal):
-            origin = _origin(inner, inner.outvars[k])
+            origin = origin_of(inner, inner.outvars[k])
             if origin.place is not None and name != "scan":
                 given = eqn.invars[origin.place]
                 return (
-                    _Origin(var, var.aval, eqn=eqn, source=line)
+                    Origin(var, var.aval, eqn=eqn, source=line)
                     if isinstance(given, core.Literal)
-                    else _origin(jaxpr, given)
+                    else origin_of(jaxpr, given)
                 )
             stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
             copies = origin.copies * (eqn.params["length"] if stacked else 1)
@@ -173,7 +178,7 @@ def _origin(jaxpr: Any, var: Any) -> _Origin:
             return replace(
                 origin, key=var, copies=copies, eqn=origin.eqn or eqn, source=source, place=None, constant=False
             )
-    return _Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn, source=line)
+    return Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn, source=line)
 
 
 def _tag_read(jaxpr: Any, var: Any) -> str | None:
@@ -187,12 +192,19 @@ def _rounds_nothing(eqn: Any) -> bool:
     return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
 
 
+def _stacks_one(eqn: Any) -> bool:
+    """Whether all that is done is a new first axis of length 1."""
+    given, made = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return made == (1, *given) and tuple(eqn.params["broadcast_dimensions"]) == tuple(range(1, len(made)))
+
+
 def _to_host(eqn: Any, k: int) -> bool:
     device = eqn.params["devices"][k]
     return "host" in str(getattr(device, "memory_kind", device)).lower()
 
 
-def _row(origin: _Origin, paths: tuple[str, ...]) -> Residual:
+def row_of(origin: Origin, paths: tuple[str, ...]) -> Residual:
+    """The row of an origin; ``paths`` are those of the program's inputs."""
     kind, family, primitive, source = "kept", "other", "name", origin.source
     if origin.place is not None:
         kind, family, primitive, source = "input", "input", "input", paths[origin.place]

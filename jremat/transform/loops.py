@@ -1,5 +1,6 @@
 """A stack of layers as a few loops, each with a forward and a backward pass; parameters are indexed, never copied."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,9 @@ class Repeat:
         def turn(carry: Leaves, r: Any) -> tuple[Leaves, list[Leaves]]:
             kept = []
             for k, split in enumerate(self.splits):
-                own = weights.layer(start + r * len(self.splits) + k)
-                carry, residuals = split.forward(own, weights.shared, carry)
+                with _turn(self, k):
+                    own = weights.layer(start + r * len(self.splits) + k)
+                    carry, residuals = split.forward(own, weights.shared, carry)
                 kept.append(residuals)
             return carry, kept
 
@@ -81,7 +83,8 @@ class Repeat:
             r, kept = given
             for k in reversed(range(len(self.splits))):
                 i = start + r * len(self.splits) + k
-                gradients = gradients.after(self.splits[k], weights, kept[k], i)
+                with _turn(self, k):
+                    gradients = gradients.after(self.splits[k], weights, kept[k], i)
             return gradients, None
 
         return lax.scan(turn, gradients, (jnp.arange(self.repeats), saved), reverse=True)[0]
@@ -208,7 +211,8 @@ def forward_all(loops: tuple[Loop, ...], weights: Weights, start: Any, carry: Le
     """Forward through loop after loop, with what each keeps."""
     saved = []
     for loop in loops:
-        carry, kept = loop.forward(weights, start, carry)
+        with _layers(start, loop):
+            carry, kept = loop.forward(weights, start, carry)
         saved.append(kept)
         start = start + loop.num_layers
     return carry, saved
@@ -221,8 +225,21 @@ def backward_all(
     start = start + sum(loop.num_layers for loop in loops)
     for loop, kept in zip(reversed(loops), reversed(saved)):
         start = start - loop.num_layers
-        gradients = loop.backward(weights, start, kept, gradients)
+        with _layers(start, loop):
+            gradients = loop.backward(weights, start, kept, gradients)
     return gradients
+
+
+def _layers(start: Any, loop: Loop) -> contextlib.AbstractContextManager[Any]:
+    """A name scope, ``layers_4_7``, by which profiles and those who read the program tell the loops apart."""
+    if not isinstance(start, int):
+        return contextlib.nullcontext()  # inside a group: the group bears the name
+    return jax.named_scope(f"layers_{start}_{start + loop.num_layers - 1}")
+
+
+def _turn(loop: Repeat, k: int) -> contextlib.AbstractContextManager[Any]:
+    """Likewise ``turn_1`` for the second layer of a pattern."""
+    return jax.named_scope(f"turn_{k}") if len(loop.splits) > 1 else contextlib.nullcontext()
 
 
 def _read(states: Leaves, register: Any) -> Leaves:
