@@ -1,8 +1,8 @@
 """The zoo of remat policies: ``policies.get("dots_saveable")``, ``policies.table()``, ``python -m policies``."""
 
+from jremat.policy.plan_file import write as write_plan
 from policies.entry import Cost, Entry
 from policies.grammar import parse_bytes
-from policies.plan_file import write as write_plan
 from policies.registry import get, names, table
 from policies.translate_maxtext import from_maxtext
 from policies.translate_megatron import from_megatron

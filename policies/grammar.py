@@ -18,10 +18,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, Request
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, Request, plan_file
 from jremat.policy.names import identifier
 from jremat.policy.ops import SELECTABLE, Family
-from policies import plan_file, stacks
+from policies import stacks
 from policies.entry import Spec
 from policies.near import did_you_mean
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import policies
 from jremat.policy import OFFLOAD, SAVE, LayerPlan, Policy, Segment
-from policies.plan_file import FORMAT
+from jremat.policy.plan_file import FORMAT
 
 PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
 

@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jremat.policy import Decision, LayerPlan, Policy, Segment
+from jremat.policy.decision import Decision
+from jremat.policy.layers import LayerPlan, Segment
+from jremat.policy.policy import Policy
 
 FORMAT = "jremat-plan-1"
 
