@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.trace import MARK, aval_bytes, capture, inner_jaxprs, is_call, opened, user_line
+from jremat.graph.trace import MARK, aval_bytes, capture, inner_jaxprs, is_call, opened, scopes, user_line
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
 from jremat.policy.ops import family_of, tagged_name
 
@@ -135,6 +135,12 @@ class Origin:
     place: int | None = None  # of the input that it is
     decision: Decision = SAVE
     constant: bool = False
+    trail: tuple[Any, ...] = ()  # the calls and loops that it was looked for through, outermost first
+
+    @property
+    def scope(self) -> str:
+        """The name scopes around it, outermost first."""
+        return "/".join(map(scopes, dict.fromkeys((*self.trail, *([self.eqn] if self.eqn is not None else [])))))
 
 
 def origin_of(jaxpr: Any, var: Any) -> Origin:
@@ -175,9 +181,8 @@ def origin_of(jaxpr: Any, var: Any) -> Origin:
             stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
             copies = origin.copies * (eqn.params["length"] if stacked else 1)
             source = user_line(origin.eqn, eqn) if name != "scan" and origin.eqn is not None else origin.source or line
-            return replace(
-                origin, key=var, copies=copies, eqn=origin.eqn or eqn, source=source, place=None, constant=False
-            )
+            made = replace(origin, key=var, copies=copies, eqn=origin.eqn or eqn, source=source)
+            return replace(made, place=None, constant=False, trail=(eqn, *origin.trail))
     return Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn, source=line)
 
 

@@ -274,7 +274,7 @@ def user_line(eqn: Any, call: Any = None) -> str:
             line of whoever called it first; such an equation comes from the line of its own call.
     """
     frames = _user_frames(eqn.source_info.traceback)
-    if call is not None and call.params.get("name") not in {function for _, function in frames}:
+    if call is not None and "name" in call.params and call.params.get("name") not in {function for _, function in frames}:
         return user_line(call) or (frames[0][0] if frames else "")
     return frames[0][0] if frames else ""
 

@@ -1,0 +1,268 @@
+"""What a function keeps, offloads and makes again under a policy, one row a value, each with its reason."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.flops import Flops, flops_of
+from jremat.graph.residuals import row_of
+from jremat.graph.trace import aval_bytes
+from jremat.policy import OFFLOAD, LayerPlan, Policy
+from jremat.report.again import Again, made_again
+from jremat.report.parts import ORDER, layers_of, module_of, part_of
+from jremat.report.program import BothWays, both_ways
+from jremat.report.readers import Uses
+from jremat.report.reasons import Rules, why_kept
+from jremat.transform.checkpoint import checkpoint, expect_policy
+
+Fate = Literal["kept", "offloaded", "recomputed", "input"]
+"""What becomes of a value between the passes: kept on the device, in the host's memory, made again; or an argument of
+the function that the backward pass reads too, which is there anyway."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value.
+
+    Args:
+        value: its tag, or the operation that makes it and the module that it is in.
+        part: of the model that it belongs to, e.g. ``attention``.
+        fate: what becomes of it.
+        layers: of a plan, that it is of, e.g. ``0-5``; nothing where no plan says.
+        shape, dtype: of one copy.
+        copies: how many there are: kept together, or made again one after the other.
+        bytes: of all copies.
+        source: the user's line.
+        why: it is kept, or read again.
+        read_by: operations of the backward pass that need it.
+        recompute_flops: matmul FLOPs spent to make all copies again, steps on the way included.
+        recompute_other_flops: of the rest.
+        fetched: made again by moving or casting alone, of what is there anyway (weights).
+    """
+
+    value: str
+    part: str
+    fate: Fate
+    layers: str
+    shape: tuple[int, ...]
+    dtype: str
+    copies: int
+    bytes: int
+    source: str
+    why: str
+    read_by: tuple[str, ...] = ()
+    recompute_flops: int = 0
+    recompute_other_flops: int = 0
+    fetched: bool = False
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every value that matters to the backward pass; iterates over its rows, by part, largest first.
+
+    Args:
+        policy: the spec, or nothing where the function is as it is.
+        rows: kept, offloaded, recomputed and input.
+        forward_flops: matmul FLOPs of one forward pass.
+    """
+
+    policy: str
+    rows: tuple[Row, ...]
+    forward_flops: int
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def of(self, *fates: Fate) -> tuple[Row, ...]:
+        """The rows of these fates."""
+        return tuple(row for row in self.rows if row.fate in fates)
+
+    @property
+    def kept_bytes(self) -> int:
+        """In device memory, arguments left out."""
+        return sum(row.bytes for row in self.of("kept"))
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """In the host's memory."""
+        return sum(row.bytes for row in self.of("offloaded"))
+
+    @property
+    def recompute_flops(self) -> int:
+        """Matmul FLOPs done again: what ``jremat.flops`` counts for the gradient."""
+        return sum(row.recompute_flops for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure, ready for JSON."""
+        totals = {
+            "policy": self.policy,
+            "kept_bytes": self.kept_bytes,
+            "offloaded_bytes": self.offloaded_bytes,
+            "input_bytes": sum(row.bytes for row in self.of("input")),
+            "recompute_flops": self.recompute_flops,
+            "recompute_other_flops": sum(row.recompute_other_flops for row in self.rows),
+            "forward_flops": self.forward_flops,
+        }
+        return totals | {"rows": [asdict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{row.bytes:>14,}  {row.fate:<10}  {row.part:<12}  {row.value}  {row.source}  {row.why}"
+            for row in self.of("kept", "offloaded", "recomputed")
+            if not row.fetched
+        ]
+        share = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        total = f"{self.kept_bytes:,} bytes kept, {self.offloaded_bytes:,} on the host"
+        return "\n".join([*lines, f"{total}; {self.recompute_flops:,} matmul FLOPs again{share}"])
+
+
+def explain(
+    f: Callable[..., Any],
+    *args: Any,
+    policy: Policy | None = None,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    **kwargs: Any,
+) -> Explanation:
+    """What ``f`` keeps, offloads and makes again for its gradient, under ``policy`` or as it is, and why.
+
+    Nothing is run. Read from one program of the function and its pullback; kept bytes are ``jremat.residuals``' and the
+    recompute is ``jremat.flops``', to the byte and the FLOP.
+
+    Args:
+        f: the forward function of a block or a loss.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; differentiated by all that float.
+        policy: of one block; None: what the function already does.
+        strict, static_argnames: as of ``jremat.checkpoint``.
+
+    Returns:
+        Rows with fate, part, bytes, source line, reason and cost; ``.kept_bytes``, ``.recompute_flops``.
+
+    Raises:
+        ValueError: as ``jremat.checkpoint``.
+
+    >>> import jax.numpy as jnp
+    >>> from jremat.policy import Policy, tag
+    >>> def mlp(x, w):
+    ...     return jnp.sin(tag(x @ w, "up")) @ w.T
+    >>> x, w = jnp.ones((8, 4)), jnp.ones((4, 16))
+    >>> [(row.value, row.why) for row in explain(mlp, x, w, policy=Policy.save("up")).of("kept")]
+    [('up', 'the policy names up')]
+    >>> explain(mlp, x, w, policy=Policy()).recompute_flops  # x @ w, once more
+    1024
+    """
+    if policy is not None:
+        expect_policy(policy)
+        f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames)
+    return explain_call(take_apart(f, args, kwargs, static_argnames), Rules(policy))
+
+
+def explain_call(arguments: Arguments, rules: Rules) -> Explanation:
+    """As ``explain``, of a function that is under its policy already; ``rules`` say which, for the reasons."""
+    program = both_ways(arguments)
+    rows = [*_kept(program, rules), *_merged(made_again(program.backward_equations), rules)]
+    forward = sum((flops_of(eqn) for eqn in program.forward_equations), Flops())
+    spec = "" if rules.policy is None else rules.policy.spec
+    return Explanation(spec, tuple(sorted(rows, key=_place)), forward.total)
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    known = ORDER.index(row.part) if row.part in ORDER else len(ORDER)
+    return known, row.part, _FATES.index(row.fate), -row.bytes
+
+
+_FATES = ("kept", "offloaded", "recomputed", "input")
+
+
+def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
+    uses, backward = Uses(), frozenset(map(id, program.backward_equations))
+    for var, origin in program.kept.items():
+        found = row_of(origin, program.paths)
+        readers = list(dict.fromkeys(uses.readers(program.jaxpr, var, backward)))
+        scope = origin.scope
+        if found.kind == "kept":
+            fate: Fate = "offloaded" if found.decision is OFFLOAD else "kept"
+            why = why_kept(origin, rules, scope, readers)
+        else:
+            fate, why = "input", "an argument" if found.kind == "input" else "closed over"
+        value, part = _named(found.name, found.primitive, found.dtype, scope, found.source)
+        yield Row(
+            value=value if fate != "input" else found.source,
+            part=part if fate != "input" else "arguments",
+            fate=fate,
+            layers=_layers(scope, rules),
+            shape=found.shape,
+            dtype=found.dtype,
+            copies=found.copies,
+            bytes=found.bytes,
+            source=found.source,
+            why=why,
+            read_by=tuple(map(str, readers)),
+        )
+
+
+def _merged(again: Iterator[Again], rules: Rules) -> Iterator[Row]:
+    """One row a value, where several loops make it again."""
+    rows: dict[Any, Row] = {}
+    for value in again:
+        row = _recomputed(value, rules)
+        key = row.value, row.part, row.layers, row.shape, row.dtype, row.source, row.fetched
+        old = rows.get(key)
+        if old is not None:
+            row = Row(
+                **(
+                    vars(row)
+                    | {
+                        name: getattr(old, name) + getattr(row, name)
+                        for name in ("copies", "bytes", "recompute_flops", "recompute_other_flops")
+                    }
+                )
+            )
+        rows[key] = row
+    yield from rows.values()
+
+
+def _recomputed(value: Again, rules: Rules) -> Row:
+    dtype = str(value.aval.dtype)
+    name, part = _named(value.tag, value.primitive, dtype, value.scope, value.source)
+    return Row(
+        value=name,
+        part=part,
+        fate="recomputed",
+        layers=_layers(value.scope, rules),
+        shape=tuple(value.aval.shape),
+        dtype=dtype,
+        copies=value.times,
+        bytes=aval_bytes(value.aval) * value.times,
+        source=value.source,
+        why="fetched again" if value.fetched else "not kept: made again",
+        recompute_flops=value.flops.recompute,
+        recompute_other_flops=value.flops.other.recompute,
+        fetched=value.fetched,
+    )
+
+
+def _named(tag: str | None, primitive: str, dtype: str, scope: str, source: str) -> tuple[str, str]:
+    """What a value is called, and its part."""
+    module = module_of(scope)
+    if dtype.startswith("key<"):
+        return tag or "random key", "random keys"
+    if primitive == "scan" and tag is None:
+        return ("layer input" if "float" in dtype else "loop counter"), "layer inputs"
+    part = part_of(tag, scope, source)
+    if tag is not None:
+        return (f"{tag} of {module}" if tag == "norm_stats" and module else tag), part
+    return (f"{primitive} of {module}" if module else primitive), part
+
+
+def _layers(scope: str, rules: Rules) -> str:
+    place = layers_of(scope)
+    if place is None or not isinstance(rules.policy, LayerPlan):
+        return ""
+    first, last, turn = place
+    _, segment = rules.at(scope)
+    step = len(segment.pattern) if segment is not None and turn is not None else 1
+    if step == 1:
+        return f"{first}-{last}" if last > first else str(first)
+    return f"{first + (turn or 0)}-{last} by {step}"

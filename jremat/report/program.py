@@ -1,0 +1,84 @@
+"""A function and its backward pass as one program, in which what is kept can be followed to those who read it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.flops import REMAT_SCOPE
+from jremat.graph.residuals import Origin, origin_of
+from jremat.graph.trace import capture, live, scopes
+
+
+@dataclass(frozen=True, eq=False)
+class BothWays:
+    """Forward, backward and everything that goes from one to the other.
+
+    Args:
+        jaxpr: live; its inputs are the call's arrays, then the cotangents of its results.
+        kept: where each value that the backward pass waits for was made, by the variable that holds it.
+        backward: the equations of ``jaxpr`` that belong to the backward pass, by place.
+        paths: of the call's arrays.
+    """
+
+    jaxpr: Any
+    kept: dict[Any, Origin]
+    backward: frozenset[int]
+    paths: tuple[str, ...]
+
+    @property
+    def forward_equations(self) -> list[Any]:
+        """Those of the forward pass."""
+        return [eqn for k, eqn in enumerate(self.jaxpr.eqns) if k not in self.backward]
+
+    @property
+    def backward_equations(self) -> list[Any]:
+        """Those of the backward pass."""
+        return [eqn for k, eqn in enumerate(self.jaxpr.eqns) if k in self.backward]
+
+
+def both_ways(arguments: Arguments) -> BothWays:
+    """Trace a call and its pullback together, differentiated by every floating-point array among its arguments.
+
+    The residuals are those of ``jremat.graph.residuals``: the same pullback's leaves.
+    """
+    arrays = arguments.arrays
+    active = [k for k, leaf in enumerate(arrays) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    given, out_tree = jax.tree.flatten(jax.eval_shape(arguments.call, *arrays))
+    real = [k for k, out in enumerate(given) if jnp.issubdtype(out.dtype, jnp.inexact)]
+
+    def run(*leaves: Any) -> Any:
+        inputs, cotangents = leaves[: len(arrays)], dict(zip(real, leaves[len(arrays) :]))
+
+        def of_active(*chosen: Any) -> Any:
+            places = dict(zip(active, chosen))
+            return arguments.call(*(places.get(k, leaf) for k, leaf in enumerate(inputs)))
+
+        out, pull = jax.vjp(of_active, *(inputs[k] for k in active))
+        none = [np.zeros(o.shape, jax.dtypes.float0) for o in given]
+        gradients = pull(jax.tree.unflatten(out_tree, [cotangents.get(k, none[k]) for k in range(len(given))]))
+        return out, gradients, jax.tree.leaves(pull)
+
+    program = capture(take_apart(run, (*arrays, *(given[k] for k in real)), {}))
+    jaxpr = live(program.jaxpr)
+    leaves = jaxpr.outvars[len(given) + len(active) :]
+    # Two leaves that are one value are kept once.
+    origins = [origin_of(jaxpr, var) for var in leaves if not isinstance(var, core.Literal)]
+    kept = {origin.key: origin for origin in origins}
+    return BothWays(jaxpr, kept, _backward(jaxpr, len(arrays)), arguments.array_paths)
+
+
+def _backward(jaxpr: Any, num_arrays: int) -> frozenset[int]:
+    """What needs a cotangent, or stands under the scope of a transpose or of a recompute."""
+    needs, found = set(jaxpr.invars[num_arrays:]), set()
+    for k, eqn in enumerate(jaxpr.eqns):
+        around = scopes(eqn)
+        scoped = "transpose(" in around or REMAT_SCOPE in around
+        if scoped or any(var in needs for var in eqn.invars if not isinstance(var, core.Literal)):
+            needs |= set(eqn.outvars)
+            found.add(k)
+    return frozenset(found)

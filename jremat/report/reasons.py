@@ -1,0 +1,107 @@
+"""Why a value is kept: the rule of the policy that speaks of it, or who can't do without it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jremat.graph.residuals import Origin
+from jremat.graph.trace import MARK
+from jremat.policy import LayerPlan, Policy, Segment
+from jremat.policy.decision import RECOMPUTE
+from jremat.policy.ops import FAMILIES, tagged_name
+from jremat.report.parts import layers_of
+from jremat.report.readers import Reader
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What was asked for: nothing, one policy, or a plan over layers.
+
+    Args:
+        policy: that holds.
+        num_layers: of the stack, for a plan.
+    """
+
+    policy: Policy | LayerPlan | None = None
+    num_layers: int | None = None
+
+    def at(self, scope: str) -> tuple[Policy | None, Segment | None]:
+        """The policy that holds in a scope, and its segment of the plan."""
+        if not isinstance(self.policy, LayerPlan):
+            return self.policy, None
+        place = layers_of(scope)
+        if place is None or self.num_layers is None:
+            return None, None
+        first, _, turn = place
+        for start, segment in segments(self.policy, self.num_layers):
+            length = len(segment.pattern) * (segment.repeats or 0)
+            if start <= first < start + length:
+                # A loop's turns count from where the loop begins, which is where a pattern does.
+                return segment.pattern[((first - start) + (turn or 0)) % len(segment.pattern)], segment
+        return None, None
+
+
+def segments(plan: LayerPlan, num_layers: int) -> list[tuple[int, Segment]]:
+    """The closed segments of a plan, each with its first layer."""
+    found, start = [], 0
+    for segment in plan.resolve(num_layers):
+        found.append((start, segment))
+        start += len(segment.pattern) * (segment.repeats or 0)
+    return found
+
+
+def why_kept(origin: Origin, rules: Rules, scope: str, readers: Sequence[Reader]) -> str:
+    """One clause for people.
+
+    Args:
+        origin: where the value was made.
+        rules: that hold.
+        scope: the name scopes around it.
+        readers: the operations of the backward pass that read it.
+    """
+    policy, segment = rules.at(scope)
+    ruled = _rule(origin, policy) if policy is not None else None
+    if ruled:
+        return ruled
+    if readers and all(reader.again for reader in readers):
+        if segment is not None and segment.slots is not None:
+            return f"required: one of the {segment.slots} states that the schedule runs from"
+        if segment is not None and segment.group > 1:
+            return f"required: the input of a group of {segment.group} layers, replayed from it"
+        return "required: the rest is made again from it"
+    if policy is not None and policy.keeps_everything:
+        return "no remat here: the backward pass reads it"
+    if rules.policy is not None and policy is None:
+        return "outside the layers of the plan"
+    if rules.policy is not None:
+        return "outside of where the policy holds"
+    return "the backward pass reads it"
+
+
+def _rule(origin: Origin, policy: Policy) -> str | None:
+    """The rule that keeps a value, where one does."""
+    mark = origin.mark or ""
+    ours = mark.startswith(MARK)
+    if ours and dict(policy.values).get(mark.removeprefix(MARK).partition(".")[2]) not in (None, RECOMPUTE):
+        return "planned"
+    named = {name for name, decision in policy.names if decision is not RECOMPUTE}
+    if origin.tag in named:
+        return f"the policy names {origin.tag}"
+    if not ours and not (origin.mark and origin.mark == origin.tag):
+        return None
+    for family, decision in policy.families:
+        if decision is RECOMPUTE:
+            continue
+        by_tag = origin.tag is not None and origin.tag in family.names
+        if by_tag or (origin.eqn is not None and _matches(origin, family)):
+            return f"the policy keeps {family.name}"
+    return "the policy keeps all that it doesn't name" if ours and policy.default is not RECOMPUTE else None
+
+
+def _matches(origin: Origin, family: object) -> bool:
+    eqn = origin.eqn
+    return tagged_name(eqn.primitive, eqn.params) is None and family.matches(eqn.primitive.name, eqn.params)  # type: ignore[attr-defined]
+
+
+def family_words() -> dict[str, str]:
+    """The meaning of every op family, for a legend."""
+    return {family.name: family.meaning for family in FAMILIES}
