@@ -67,7 +67,7 @@ def cut(problem: Problem, price: float) -> Cut:
     left.eliminate_zeros()
     side = set(breadth_first_order(left, source, return_predecessors=False).tolist())
     kept = {node.mark for place, node in enumerate(nodes) if node.mark and count + place in side and place not in side}
-    return Cut(problem.outcome(kept), result.flow_value * unit)
+    return Cut(problem.outcome(kept), float(result.flow_value * unit))
 
 
 def convex_frontier(problem: Problem) -> tuple[Outcome, ...]:

@@ -41,11 +41,12 @@ class Outcome:
     """What a choice of kept values comes to, in one block.
 
     Args:
-        kept, offloaded: marks.
-        kept_bytes, host_bytes: of what is really kept: what the backward or a recompute reads.
+        kept, offloaded: marks of what is really kept: what the backward pass or a recompute reads.
+        kept_bytes, host_bytes: of it.
         recompute_seconds: in the unit of ``Node.seconds``; transfers that don't hide included.
         recompute_flops: of matmuls.
         recomputed: places of the nodes that are run again.
+        held: places of the nodes whose results are kept.
     """
 
     kept: frozenset[str]
@@ -55,6 +56,7 @@ class Outcome:
     recompute_seconds: float
     recompute_flops: int
     recomputed: tuple[int, ...]
+    held: tuple[int, ...]
 
     @property
     def total_bytes(self) -> int:
@@ -95,11 +97,13 @@ class Problem:
         nodes: in program order; each reads earlier ones only.
         fingerprint: of the block's graph, which ``Node.value`` speaks of.
         link: to the host, or None where nothing can be offloaded.
+        aliases: pairs of marks of one value under several tags: (mark, the mark that a node bears).
     """
 
     nodes: tuple[Node, ...]
     fingerprint: str = ""
     link: Link | None = None
+    aliases: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for place, node in enumerate(self.nodes):
@@ -129,28 +133,49 @@ class Problem:
         >>> chain.outcome({"a", "b"}).kept_bytes  # what b makes needless isn't kept
         4
         """
-        moved = frozenset(offloaded)
-        stays = frozenset(kept) - moved
+        borne = dict(self.aliases)
+        return self._closure(
+            [node.needed for node in self.nodes],
+            frozenset(borne.get(mark, mark) for mark in kept),
+            frozenset(borne.get(mark, mark) for mark in offloaded),
+        )
+
+    def remake(self, outcome: Outcome) -> Outcome:
+        """What it takes to make again all that ``outcome`` keeps, where nothing is kept."""
+        held = set(outcome.held)
+        return self._closure([place in held for place in range(len(self.nodes))], frozenset(), frozenset())
+
+    def _closure(self, wanted: list[bool], kept: frozenset[str], moved: frozenset[str]) -> Outcome:
+        """The least that makes what is wanted.
+
+        Args:
+            wanted: per node; overwritten.
+        """
         again: list[int] = []
-        wanted = [node.needed for node in self.nodes]
-        held = dict.fromkeys((True, False), 0)
+        stays: list[int] = []
+        goes: list[int] = []
         for place in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[place]
             if not wanted[place]:
                 continue
-            if node.mark is not None and (node.mark in stays or node.mark in moved):
-                held[node.mark in stays] += node.nbytes
-                continue
-            again.append(place)
-            for read in node.reads:
-                wanted[read] = True
+            if node.mark in moved:
+                goes.append(place)
+            elif node.mark in kept:
+                stays.append(place)
+            else:
+                again.append(place)
+                for read in node.reads:
+                    wanted[read] = True
+        size = lambda places: sum(self.nodes[p].nbytes for p in places)
+        marks = lambda places: frozenset(str(self.nodes[p].mark) for p in places)
         return Outcome(
-            stays,
-            moved,
-            kept_bytes=held[True],
-            host_bytes=held[False],
+            marks(stays),
+            marks(goes),
+            kept_bytes=size(stays),
+            host_bytes=size(goes),
             recompute_seconds=sum(self.nodes[p].seconds for p in again)
-            + (self.link.lost_seconds(held[False]) if self.link else 0.0),
+            + (self.link.lost_seconds(size(goes)) if self.link else 0.0),
             recompute_flops=sum(self.nodes[p].matmul_flops for p in again),
             recomputed=tuple(reversed(again)),
+            held=tuple(sorted((*stays, *goes))),
         )

@@ -1,7 +1,7 @@
 """A block as a planner's problem: the forward half of its derivative, with every value that can be kept marked."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,13 +12,71 @@ from jremat.graph import Graph
 from jremat.graph.arguments import take_apart
 from jremat.graph.evaluate import evaluate
 from jremat.graph.trace import Program, capture, graph_of
-from jremat.plan.problem import Link, Node, Problem
+from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
+from jremat.policy import FULL, OFFLOAD, SAVE, Policy
 from jremat.policy.ops import SELECTABLE, TOP_K, tagged_name
+from jremat.transform.checkpoint import decisions_for
 from jremat.transform.decide import Candidate, candidates
 
 
-def problem_of(
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block that can be planned.
+
+    Args:
+        program: as traced.
+        problem: what to choose from.
+        forward_seconds: of one forward pass, in the unit of the cost.
+        forward_flops: of its matmuls.
+        names_only: whether only the user's own tags can be kept.
+    """
+
+    program: Program
+    problem: Problem
+    forward_seconds: float
+    forward_flops: int
+    names_only: bool = False
+
+    def outcome(self, policy: Policy) -> Outcome:
+        """What a policy comes to, under the same costs as the planner's own choices.
+
+        Raises:
+            ValueError: a selector of the policy matches nothing in the block.
+        """
+        if policy.keeps_everything:
+            return self.problem.outcome(self.problem.marks)
+        decisions = decisions_for(self.program, policy, strict=True)
+        return self.problem.outcome(decisions.saved, decisions.offloaded)
+
+    def policy(self, outcome: Outcome) -> Policy:
+        """The policy that keeps what ``outcome`` does: by the user's own tags where these say it, else by value."""
+        if not outcome.total_bytes:
+            return FULL
+        by_name = self._by_name(outcome)
+        if by_name is not None:
+            return by_name
+        nodes = [self.problem.nodes[place] for place in outcome.held]
+        values = {node.value: OFFLOAD if node.mark in outcome.offloaded else SAVE for node in nodes}
+        return Policy(values=tuple(values.items()), fingerprint=self.problem.fingerprint)
+
+    def _by_name(self, outcome: Outcome) -> Policy | None:
+        held = [self.problem.nodes[place] for place in outcome.held]
+        kept = {node.name for node in held if node.mark in outcome.kept}
+        moved = {node.name for node in held if node.mark in outcome.offloaded}
+        if None in kept | moved or kept & moved:
+            return None
+        policy = Policy.save(*sorted(kept)) if kept else FULL
+        policy = policy | Policy.offload(*sorted(moved)) if moved else policy
+        try:
+            same = self.outcome(policy)
+        except ValueError:  # a tag that the plain name can't reach
+            return None
+        figures = lambda o: (o.kept_bytes, o.host_bytes, o.recomputed)
+        return policy if figures(same) == figures(outcome) else None
+
+
+def read_block(
     f: Callable[..., Any],
     *args: Any,
     cost: Cost,
@@ -28,8 +86,8 @@ def problem_of(
     link: Link | None = None,
     static_argnames: str | Sequence[str] = (),
     **kwargs: Any,
-) -> Problem:
-    """The planner's problem of a block.
+) -> Block:
+    """A block, ready to be planned.
 
     Read from the program that JAX's derivative of the block runs forward, with what its rules keep beside its values
     (a cosine for a sine): the very program that a recompute runs, so that the planner's bytes and matmuls are JAX's.
@@ -46,6 +104,11 @@ def problem_of(
 
     Raises:
         ValueError: a name in ``keep`` that no value bears.
+
+    >>> block = read_block(lambda x, w: jnp.sin(x @ w) @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), cost=lambda graph:
+    ...                    tuple(op.matmul_flops for op in graph.ops))
+    >>> block.outcome(FULL).recompute_flops, block.forward_flops
+    (256, 512)
     """
     program = capture(take_apart(f, args, kwargs, static_argnames))
     graph = graph_of(program, SELECTABLE)
@@ -55,7 +118,11 @@ def problem_of(
     places = _without_fetched(places, graph, own) if own else places
     flat = _forward(program, {} if names_only else {c.value.id: c.mark for c in places.values() if not c.inside})
     residuals = graph_of(Program(flat.jaxpr, tuple(flat.consts), None, ()), SELECTABLE)
-    return Problem(_nodes(residuals, flat.jaxpr, cost(residuals), places, frozenset(keep)), graph.fingerprint, link)
+    nodes = _nodes(residuals, flat.jaxpr, cost(residuals), places, frozenset(keep))
+    tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in flat.jaxpr.eqns]
+    nodes, aliases = _without_doubles(nodes, tags)
+    problem = Problem(nodes, graph.fingerprint, link, aliases)
+    return Block(program, problem, sum(cost(graph)), graph.matmul_flops, names_only)
 
 
 def _check_names(keep: Collection[str], graph: Graph) -> None:
@@ -86,25 +153,20 @@ def _without_fetched(places: dict[str, Candidate], graph: Graph, own: int) -> di
 def _forward(program: Program, marks: dict[str, str]) -> Any:
     """The closed jaxpr of the residuals of the marked function, calls entered."""
     inputs, consts = ([var.aval for var in some] for some in (program.jaxpr.invars, program.jaxpr.constvars))
-    real = [k for k, aval in enumerate(inputs) if jnp.issubdtype(aval.dtype, jnp.inexact)]
-    real_consts = [k for k, aval in enumerate(consts) if jnp.issubdtype(aval.dtype, jnp.inexact)]
+    arrays = [*consts, *inputs]
+    real = [k for k, aval in enumerate(arrays) if jnp.issubdtype(aval.dtype, jnp.inexact)]
 
-    def kept(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        def run(some_consts: Sequence[Any], some: Sequence[Any]) -> Any:
-            all_consts, all_inputs = list(consts), list(inputs)
-            for k, value in zip(real_consts, some_consts):
-                all_consts[k] = value
-            for k, value in zip(real, some):
-                all_inputs[k] = value
-            return evaluate(program.jaxpr, all_consts, all_inputs, marks)
+    def kept(*arrays: Any) -> list[Any]:
+        def run(*chosen: Any) -> Any:
+            given = list(arrays)
+            for k, value in zip(real, chosen):
+                given[k] = value
+            return evaluate(program.jaxpr, given[: len(consts)], given[len(consts) :], marks)
 
-        chosen = [consts[k] for k in real_consts], [inputs[k] for k in real]
-        return jax.tree.leaves(jax.vjp(run, *chosen)[1])
+        return jax.tree.leaves(jax.vjp(run, *(arrays[k] for k in real))[1])
 
-    traced = jax.make_jaxpr(kept)(consts, inputs)
-    return jax.make_jaxpr(lambda *flat: evaluate(traced.jaxpr, traced.consts, flat, {}))(
-        *(var.aval for var in traced.jaxpr.invars)
-    )
+    traced = jax.make_jaxpr(kept)(*arrays)
+    return jax.make_jaxpr(lambda *flat: evaluate(traced.jaxpr, traced.consts, flat, {}))(*arrays)
 
 
 def _nodes(
@@ -131,8 +193,7 @@ def _nodes(
                 primitive=candidate.op.primitive if candidate else op.primitive,
             )
         )
-    tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in jaxpr.eqns]
-    return _without_doubles(nodes, tags)
+    return tuple(nodes)
 
 
 def _needed(jaxpr: Any) -> frozenset[int]:
@@ -145,8 +206,10 @@ def _forced(candidate: Candidate, keep: frozenset[str]) -> bool:
     return candidate.value.name in keep or TOP_K.name in candidate.op.families
 
 
-def _without_doubles(nodes: Sequence[Node], tags: Sequence[bool]) -> tuple[Node, ...]:
-    """A value under several tags in a row is kept under the last, which its readers read; the others lose theirs."""
+def _without_doubles(
+    nodes: Sequence[Node], tags: Sequence[bool]
+) -> tuple[tuple[Node, ...], tuple[tuple[str, str], ...]]:
+    """A value under several tags in a row is kept under the last, which its readers read; the others are aliases."""
     readers: dict[int, list[int]] = {}
     for place, node in enumerate(nodes):
         for read in node.reads:
@@ -157,7 +220,13 @@ def _without_doubles(nodes: Sequence[Node], tags: Sequence[bool]) -> tuple[Node,
         if len(after) == 1 and tags[after[0]] and nodes[last[after[0]]].mark and not nodes[place].needed:
             last[place] = last[after[0]]
     forced = {last[place] for place, node in enumerate(nodes) if node.forced}
-    return tuple(
+    aliases = tuple(
+        (str(node.mark), str(nodes[last[place]].mark))
+        for place, node in enumerate(nodes)
+        if node.mark and last[place] != place and node.mark != nodes[last[place]].mark
+    )
+    single = tuple(
         replace(node, forced=place in forced, mark=node.mark if last[place] == place else None)
         for place, node in enumerate(nodes)
     )
+    return single, aliases
