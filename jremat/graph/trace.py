@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import core as private_core
 from jax._src import source_info_util
 from jax._src.interpreters import partial_eval
 from jax.extend import core
@@ -103,6 +104,15 @@ def inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
         grid = params["grid_mapping"].grid
         times = math.prod(n for n in grid if isinstance(n, int))
     return [(jaxpr, times) for jaxpr in _jaxprs_in(params)]
+
+
+def loop_parts(eqn: Any) -> tuple[int, int]:
+    """How many of a scan's inputs every turn reads whole, and how many are carried from turn to turn."""
+    params = eqn.params
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # newer JAX keeps its trees
+    return len(list(consts)), len(list(carry))
 
 
 def is_call(eqn: Any) -> bool:
@@ -260,6 +270,11 @@ def aval_bytes(aval: Any) -> int:
     return math.prod(aval.shape) * dtype.itemsize
 
 
+def batched_type(aval: Any, axis: Any) -> Any:
+    """The type of ``axis.size`` values of one type, along a new first axis that JAX's batching describes."""
+    return private_core.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis)
+
+
 # Frames of these packages are never the user's line.
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("flax", "chex", "jax", "optax"))
@@ -274,7 +289,11 @@ def user_line(eqn: Any, call: Any = None) -> str:
             line of whoever called it first; such an equation comes from the line of its own call.
     """
     frames = _user_frames(eqn.source_info.traceback)
-    if call is not None and "name" in call.params and call.params.get("name") not in {function for _, function in frames}:
+    if (
+        call is not None
+        and "name" in call.params
+        and call.params.get("name") not in {function for _, function in frames}
+    ):
         return user_line(call) or (frames[0][0] if frames else "")
     return frames[0][0] if frames else ""
 

@@ -1,0 +1,137 @@
+"""What is alive when: a heap that hands out buffers in the order of the kernels, and takes them back."""
+
+from dataclasses import dataclass, field
+
+from jremat.graph.operations import Computation, Op, Value
+from jremat.graph.order import Order, root
+
+
+@dataclass(eq=False)
+class Life:
+    """One buffer.
+
+    Attributes:
+        value: that it was made for first.
+        nbytes: of memory that this computation needs for it.
+        born, dies: first and last step at which it is alive.
+        depth: of how many loops and branches it is inside.
+        values: all that were put in its place, one after the other.
+    """
+
+    value: Value
+    nbytes: int
+    born: int
+    dies: int
+    depth: int
+    values: list[Value] = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """A computation run once.
+
+    Attributes:
+        alive: bytes at each step, beyond what the caller holds.
+        ops: whose kernel runs at each step, with the operations around it, outermost first.
+        lives: every buffer.
+    """
+
+    alive: list[int]
+    ops: list[tuple[Op, ...]]
+    lives: list[Life]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most at any step."""
+        return max(self.alive, default=0)
+
+
+def run(computation: Computation, order: Order, results_apart: bool = False) -> Run:
+    """Simulate one run in the order given.
+
+    Args:
+        computation: as kernels.
+        order: one of ``jremat.graph.order.ORDERS``.
+        results_apart: results lie in memory that is counted elsewhere, as a whole program's do.
+    """
+    return _Heap(computation, order, results_apart, 0).run()
+
+
+class _Heap:
+    def __init__(self, computation: Computation, order: Order, results_apart: bool, depth: int):
+        self.computation, self.order, self.results_apart, self.depth = computation, order, results_apart, depth
+        self.kernels = order(computation)
+        self.last: dict[Value, int] = {}
+        for t, kernel in enumerate(self.kernels):
+            for value in kernel.reads:
+                self.last[root(value)] = t
+        self.place = {}  # for each value carried out of a loop's body, the value whose place it takes
+        for k, place in enumerate(computation.carried):
+            if place is not None:
+                self.place[root(computation.outputs[k])] = computation.inputs[place]
+        self.results = {root(v) for v in computation.outputs}
+        self.buffers: dict[Value, Life] = {}
+
+    def run(self) -> Run:
+        found = Run([], [], [])
+        alive = 0
+        for t, kernel in enumerate(self.kernels):
+            step = len(found.alive)
+            taken: set[Value] = set()
+            if kernel.op.name != "optimization_barrier":
+                for k, value in enumerate(kernel.writes):
+                    alive += self._allocate(value, kernel.shares[k], taken, t, step, found.lives)
+            for inner in kernel.op.inner:
+                within = _Heap(inner, self.order, False, self.depth + 1).run()
+                offset = len(found.alive)
+                found.alive += [alive + n for n in within.alive]
+                found.ops += [(kernel.op, *ops) for ops in within.ops]
+                for life in within.lives:
+                    life.born, life.dies = life.born + offset, life.dies + offset
+                found.lives += within.lives
+            if not kernel.op.inner:
+                found.alive.append(alive)
+                found.ops.append((kernel.op,))
+            step = len(found.alive) - 1
+            for value in {root(v) for v in (*kernel.reads, *kernel.writes)}:
+                life = self.buffers.get(value)
+                if life is None:
+                    continue
+                life.dies = step
+                if self.last.get(value, t) <= t and life.values[-1] is value:
+                    alive -= life.nbytes
+                    del self.buffers[value]
+        return found
+
+    def _allocate(
+        self, value: Value, candidates: tuple[Value, ...], taken: set[Value], t: int, step: int, lives: list[Life]
+    ) -> int:
+        """A buffer for a value: one that dies here, or a new one. Returns the bytes that are new."""
+        for candidate in map(root, candidates):
+            life = self.buffers.get(candidate)
+            if life is not None and candidate not in taken and self.last[candidate] == t:
+                taken.add(candidate)
+                life.values.append(value)
+                self.buffers[value] = life
+                del self.buffers[candidate]
+                return 0
+        nbytes = value.nbytes
+        if value in self.results and (self.results_apart or self._over(value, candidates, t)):
+            nbytes = 0
+        life = Life(value, nbytes, step, step, self.depth, [value])
+        self.buffers[value] = life
+        lives.append(life)
+        return nbytes
+
+    def _over(self, value: Value, candidates: tuple[Value, ...], t: int) -> bool:
+        """Whether a loop's result can be written over the value that it was carried in as."""
+        carried = self.place.get(value)
+        if carried is None:
+            return False
+        last = self.last.get(carried, -1)
+        return last < t or (last == t and carried in candidates)
+
+
+def best(computation: Computation, orders: tuple[Order, ...], results_apart: bool = True) -> Run:
+    """The run with the least peak, of equal ones the first."""
+    return min((run(computation, order, results_apart) for order in orders), key=lambda r: r.peak_bytes)

@@ -1,0 +1,133 @@
+"""The order in which a compiler runs kernels, to need little memory: three ways, as XLA tries them.
+
+Source: XLA's memory scheduler (hlo_memory_scheduler.cc): a greedy list, and a depth-first walk with and without a
+heuristic for which operand to visit first; the one with the least peak is taken for the whole program.
+"""
+
+from collections.abc import Callable, Sequence
+
+from jremat.graph.operations import Computation, Kernel, Value
+
+Order = Callable[[Computation], list[Kernel]]
+
+
+def defines(kernel: Kernel) -> int:
+    """Bytes of the values that a kernel makes; a barrier makes none."""
+    return 0 if kernel.op.name == "optimization_barrier" else sum(value.nbytes for value in kernel.writes)
+
+
+def root(value: Value) -> Value:
+    """The value that a barrier hands on."""
+    while value.maker is not None and value.maker.name == "optimization_barrier":
+        value = value.maker.inputs[value.maker.outputs.index(value)]
+    return value
+
+
+def predecessors(computation: Computation) -> dict[Kernel, list[Kernel]]:
+    """Which kernels must run before each: the makers of what it reads, and who reads what it writes over."""
+    makers = {value: kernel for kernel in computation.kernels for value in kernel.writes}
+    before = {k: list(dict.fromkeys(makers[v] for v in k.reads if v in makers)) for k in computation.kernels}
+    for k, place in enumerate(computation.carried):
+        made = makers.get(root(computation.outputs[k]))
+        if place is None or made is None:
+            continue
+        carried = computation.inputs[place]
+        readers = [kernel for kernel in computation.kernels if carried in kernel.reads and kernel is not made]
+        after = _after(made, before)
+        before[made] += [kernel for kernel in readers if kernel not in after and kernel not in before[made]]
+    return before
+
+
+def _after(kernel: Kernel, before: dict[Kernel, list[Kernel]]) -> set[Kernel]:
+    """All kernels that can only run after this one."""
+    followers: dict[Kernel, list[Kernel]] = {}
+    for k, earlier in before.items():
+        for other in earlier:
+            followers.setdefault(other, []).append(k)
+    found, waiting = set(), [kernel]
+    while waiting:
+        for k in followers.get(waiting.pop(), ()):
+            if k not in found:
+                found.add(k)
+                waiting.append(k)
+    return found
+
+
+def greedy(computation: Computation) -> list[Kernel]:
+    """Always the kernel that frees most beyond what it makes; of equals the one with most readers."""
+    before = predecessors(computation)
+    followers: dict[Kernel, list[Kernel]] = {kernel: [] for kernel in before}
+    for kernel, earlier in before.items():
+        for other in earlier:
+            followers[other].append(kernel)
+    reads = {k: list(dict.fromkeys(root(v) for v in k.reads if not root(v).held)) for k in before}
+    unread: dict[Value, int] = {}
+    for values in reads.values():
+        for value in values:
+            unread[value] = unread.get(value, 0) + 1
+    waits = {kernel: len(earlier) for kernel, earlier in before.items()}
+    ready = [kernel for kernel in before if not waits[kernel]]
+    order: list[Kernel] = []
+    while ready:
+        best, best_priority = 0, (-(1 << 62), 0)
+        for k, kernel in enumerate(ready):
+            if kernel.writes and all(value.nbytes <= 8 for value in kernel.writes):
+                priority = (1 << 62, 1 << 62)  # scalars first
+            else:
+                freed = sum(value.nbytes for value in reads[kernel] if unread[value] == 1)
+                priority = freed - defines(kernel), len(followers[kernel])
+            if priority >= best_priority:  # of equals the one that became ready last
+                best, best_priority = k, priority
+        kernel = ready.pop(best)
+        order.append(kernel)
+        for value in reads[kernel]:
+            unread[value] -= 1
+        for follower in followers[kernel]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                ready.append(follower)
+    assert len(order) == len(computation.kernels)
+    return order
+
+
+def depth_first(computation: Computation) -> list[Kernel]:
+    """Operands before their readers; first those that many read, then those behind which most bytes stand."""
+    before = predecessors(computation)
+    readers = dict.fromkeys(before, 0)
+    for earlier in before.values():
+        for kernel in earlier:
+            readers[kernel] += 1
+    extra: dict[Kernel, int] = {}
+    sizes: dict[Kernel, int] = {}
+    most = sum(defines(kernel) for kernel in before)
+    for kernel in _walk(before, lambda earlier: earlier):
+        extra[kernel] = min(max(readers[kernel] - 1, 0) + sum(extra[k] for k in before[kernel]), len(before))
+        sizes[kernel] = min(defines(kernel) + sum(sizes[k] for k in before[kernel]), most)
+    return _walk(before, lambda earlier: sorted(earlier, key=lambda k: (-extra[k], -sizes[k])))
+
+
+def as_written(computation: Computation) -> list[Kernel]:
+    """Operands before their readers, in the order in which they are read."""
+    return _walk(predecessors(computation), lambda earlier: earlier)
+
+
+def _walk(before: dict[Kernel, list[Kernel]], visit: Callable[[list[Kernel]], Sequence[Kernel]]) -> list[Kernel]:
+    """Depth first from the results, each kernel after its predecessors."""
+    order: dict[Kernel, None] = {}
+    roots = [k for k in before if k.op.name == "result"] + [k for k in before if not k.writes]
+    for start in [*roots, *before]:
+        waiting = [(start, False)]
+        while waiting:
+            kernel, done = waiting.pop()
+            if kernel in order:
+                continue
+            if done:
+                order[kernel] = None
+                continue
+            waiting.append((kernel, True))
+            waiting += [(k, False) for k in reversed(visit(before[kernel])) if k not in order]
+    return list(order)
+
+
+ORDERS: tuple[Order, ...] = (greedy, depth_first, as_written)
+"""All three; of equal peaks the first wins."""

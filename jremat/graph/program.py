@@ -1,0 +1,167 @@
+"""A jaxpr as operations: calls entered, loops and branches with their inside, slices and stacks made plain."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from jremat.graph.kernels import alive, kernels_of, scattered
+from jremat.graph.operations import Computation, Op, Value
+from jremat.graph.rules import ALIASES, IN_PLACE, Rules
+from jremat.graph.trace import aval_bytes, inner_jaxprs, loop_parts, opened
+from jremat.policy.ops import tagged_name
+
+
+def read_program(jaxpr: Any, rules: Rules) -> Computation:
+    """The kernels of a jaxpr, loops and branches inside included."""
+    return _Reader(rules).computation(opened(jaxpr))
+
+
+class _Reader:
+    """Reads a jaxpr into operations, then groups them into kernels."""
+
+    def __init__(self, rules: Rules):
+        self.rules = rules
+        self.ops: list[Op] = []
+
+    def computation(self, jaxpr: Any, sliced: Sequence[bool] = (), carried: Sequence[int | None] = ()) -> Computation:
+        """Read one computation.
+
+        Args:
+            jaxpr: open.
+            sliced: which inputs are slices of stacks that the caller holds.
+            carried: for a loop's body, the place of each carried output among the inputs; None: written to a stack.
+        """
+        outer, self.ops = self.ops, []
+        env: dict[Any, Value] = {}
+        inputs = []
+        for k, var in enumerate(jaxpr.invars):
+            given = Value(var.aval, aval_bytes(var.aval), held=True)
+            inputs.append(given)
+            if k < len(sliced) and sliced[k]:
+                # XLA slices the stack where the slice is read: a kernel of its own before a matmul, else fused
+                env[var] = self._op("slice of a stack", None, None, [given], [var.aval]).outputs[0]
+            else:
+                env[var] = given
+        for var in jaxpr.constvars:
+            env[var] = Value(var.aval, aval_bytes(var.aval), held=True)
+        self._equations(jaxpr, env, None)
+        outputs = [self._value(v, env) for v in jaxpr.outvars]
+        for k, place in enumerate(carried):
+            if place is None:
+                outputs[k] = self._op("write to a stack", None, None, [outputs[k]], []).inputs[0]
+        result = self._op(
+            "result", None, None, [v for k, v in enumerate(outputs) if not carried or carried[k] is not None], []
+        )
+        ops, self.ops = alive(scattered(self.ops)), outer
+        kernels = kernels_of(ops, self.rules)
+        assert result in ops
+        return Computation(inputs, outputs, kernels, tuple(carried))
+
+    def _value(self, v: Any, env: dict[Any, Value]) -> Value:
+        if isinstance(v, core.Literal):
+            return Value(v.aval, aval_bytes(v.aval), held=not v.aval.shape)
+        return env[v]
+
+    def _op(self, name: str, eqn: Any, call: Any, inputs: list[Value], avals: Iterable[Any]) -> Op:
+        op = Op(name, eqn, call, inputs, [])
+        op.outputs = [Value(aval, aval_bytes(aval), op) for aval in avals]
+        for value in inputs:
+            value.users.append(op)
+        self.ops.append(op)
+        return op
+
+    def _equations(self, jaxpr: Any, env: dict[Any, Value], call: Any) -> None:
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            inputs = [self._value(v, env) for v in eqn.invars]
+            tag = tagged_name(eqn.primitive, eqn.params)
+            if tag is not None:
+                inputs[0].tag = inputs[0].tag or tag
+                env[eqn.outvars[0]] = inputs[0]
+            elif _passes_on(name, eqn):
+                env[eqn.outvars[0]] = inputs[0]
+            elif name in self.rules.entered:
+                self._enter(eqn, inputs, env)
+            else:
+                self._bind(eqn, inputs, env, call)
+
+    def _enter(self, eqn: Any, inputs: list[Value], env: dict[Any, Value]) -> None:
+        inner = opened(inner_jaxprs(eqn)[0][0])
+        given = inputs[len(inputs) - len(inner.invars) :]
+        if eqn.primitive.name in ("remat2", "checkpoint") and eqn.params.get("prevent_cse", True):
+            # JAX puts an optimization barrier before what is made again: all of its inputs must be there
+            given = self._barrier(eqn, given)
+        scope = {var: Value(var.aval, aval_bytes(var.aval), held=True) for var in inner.constvars}
+        scope |= dict(zip(inner.invars, given))
+        self._equations(inner, scope, eqn)
+        for out, made in zip(eqn.outvars, inner.outvars):
+            env[out] = self._value(made, scope)
+
+    def _barrier(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        op = self._op("optimization_barrier", eqn, None, inputs, [v.aval for v in inputs])
+        op.in_place = {k: k for k in range(len(inputs))}
+        for made, given in zip(op.outputs, inputs):
+            made.tag, made.held = given.tag, given.held
+        return op.outputs
+
+    def _bind(self, eqn: Any, inputs: list[Value], env: dict[Any, Value], call: Any) -> None:
+        name = eqn.primitive.name
+        if name == "optimization_barrier":
+            made = self._barrier(eqn, inputs)
+        elif name == "scan":
+            made = self._scan(eqn, inputs, call)
+        elif name == "while":
+            made = self._while(eqn, inputs, call)
+        else:
+            op = self._op(name, eqn, call, inputs, [v.aval for v in eqn.outvars])
+            if name in IN_PLACE:
+                op.in_place = {0: 0}
+            jaxprs = inner_jaxprs(eqn) if name not in self.rules.opaque else []
+            op.inner = tuple(self.computation(opened(j)) for j, _ in jaxprs)
+            made = op.outputs
+        for var, value in zip(eqn.outvars, made):
+            env[var] = value
+
+    def _scan(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
+        consts, carry = loop_parts(eqn)
+        body = opened(eqn.params["jaxpr"])
+        sliced = [k >= consts + carry for k in range(len(body.invars))]
+        carried = [consts + k if k < carry else None for k in range(len(body.outvars))]
+        inner = self.computation(body, sliced, carried)
+        stacks = [v.aval for v in eqn.outvars[carry:]]
+        # the stacks are zeroed before the loop and written in place
+        zeros = [self._op("zeros", eqn, call, [], [aval]).outputs[0] for aval in stacks]
+        op = self._op("scan", eqn, call, [*inputs, *zeros], [v.aval for v in eqn.outvars])
+        op.in_place = {k: consts + k for k in range(carry)}
+        op.in_place |= {carry + k: len(inputs) + k for k in range(len(stacks))}
+        op.inner = (inner,)
+        return op.outputs
+
+    def _while(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
+        skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        body = opened(eqn.params["body_jaxpr"])
+        inner = self.computation(body, (), [consts + k for k in range(len(body.outvars))])
+        op = self._op("while", eqn, call, inputs, [v.aval for v in eqn.outvars])
+        op.in_place = {k: skip + consts + k for k in range(len(op.outputs))}
+        op.inner = (inner,)
+        return op.outputs
+
+
+def _passes_on(name: str, eqn: Any) -> bool:
+    """Whether the result is the same memory as the first input."""
+    if not eqn.invars or isinstance(eqn.invars[0], core.Literal) or not hasattr(eqn.invars[0].aval, "dtype"):
+        return False
+    given, made = eqn.invars[0].aval, eqn.outvars[0].aval
+    if name in ALIASES:
+        return len(eqn.outvars) == 1
+    same = given.dtype == made.dtype and math.prod(given.shape) == math.prod(made.shape)
+    if name == "integer_pow":
+        return eqn.params["y"] == 1
+    if name == "transpose":  # moving axes of length one moves nothing
+        order = [axis for axis in eqn.params["permutation"] if given.shape[axis] != 1]
+        return order == sorted(order)
+    if name == "reduce_precision":
+        return True  # remat puts it on what it keeps; it rounds nothing there
+    return same and name in ("convert_element_type", "broadcast_in_dim", "reduce_sum", "reduce_max", "slice")

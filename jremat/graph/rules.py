@@ -1,0 +1,74 @@
+"""What XLA's fusion and scheduling for GPUs do with each kind of operation, per version of JAX."""
+
+from dataclasses import dataclass
+
+from jremat.policy.ops import POINTWISE, REDUCTION
+
+ALIASES = frozenset(
+    {
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "copy",
+        "copy_p",
+        "stop_gradient",
+        "sharding_constraint",
+        "bitcast_convert_type",
+    }
+    | {"pvary", "pcast", "mesh_cast", "reshard", "random_wrap", "random_unwrap", "random_clone", "device_put"}
+)
+"""The result is the input's own memory."""
+
+FREE = frozenset({"broadcast_in_dim", "iota", "broadcast", "full", "rng_uniform"})
+"""Made from nothing, or from little: done again in every kernel that reads it."""
+
+LAYOUT = frozenset(
+    {"transpose", "slice", "dynamic_slice", "pad", "concatenate", "rev", "gather", "slice of a stack", "split"}
+)
+"""Fused, but its elements are not where its input's are."""
+
+FUSIBLE = frozenset(POINTWISE.primitives) | {
+    *("convert_element_type", "integer_pow", "square", "rsqrt", "log_softmax", "copysign", "erf", "is_finite"),
+    *("random_bits", "threefry2x32", "random_fold_in", "random_seed", "random_split", "reduce_precision"),
+}
+"""Done element by element inside whatever reads it."""
+
+EXPENSIVE = frozenset({"tanh", "erf", "erfc", "pow", "sin", "cos", "log1p", "random_bits", "threefry2x32", "erf_inv"})
+"""Not done twice on large arrays: the compiler's cost model counts tens of operations an element."""
+
+REDUCTIONS = frozenset(REDUCTION.primitives) | {"argmax", "argmin", "reduce_precision_sum"}
+"""Reads what it reduces fused, writes its result."""
+
+IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter-mul"})
+"""Written over its first input where that dies here."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a prediction rests on.
+
+    Attributes:
+        jax: the version whose compiler it was read from.
+        entered: primitives whose inside stands in the program as if it were written there.
+        opaque: primitives whose inside needs no memory of the program's.
+        cheap_bytes: an array of at most this size is made again whatever it costs.
+    """
+
+    jax: str
+    entered: frozenset[str] = frozenset(
+        {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"}
+        | {"checkpoint", "custom_vjp_call_jaxpr", "custom_lin", "eval_jaxpr", "shard_map", "remat3", "remat"}
+    )
+    opaque: frozenset[str] = frozenset({"pallas_call", "reduce", "scatter-add", "scatter", "sort", "reduce_window"})
+    cheap_bytes: int = 1 << 20
+
+
+CALIBRATED = {"0.10": Rules("0.10.2"), "0.12": Rules("0.12.0.1")}
+"""By JAX's minor version."""
+
+
+def rules_for(version: str) -> Rules:
+    """The rules of the version named, or of the nearest one below that was calibrated."""
+    key = tuple(int(part) for part in version.split(".")[:2])
+    known = sorted((tuple(int(p) for p in name.split(".")), rules) for name, rules in CALIBRATED.items())
+    return next((rules for found, rules in reversed(known) if found <= key), known[0][1])
