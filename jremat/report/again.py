@@ -28,6 +28,7 @@ class Again:
         scope: the name scopes around it, outermost first.
         flops: of all copies, with what is made again only on the way to it.
         fetched: only moved, cast or cut out of what is there anyway, such as a layer's weights.
+        twin: how many like it, of the same line, are made before it.
     """
 
     tag: str | None
@@ -38,6 +39,7 @@ class Again:
     scope: str
     flops: Flops
     fetched: bool
+    twin: int
 
 
 def made_again(equations: list[Any]) -> Iterator[Again]:
@@ -107,10 +109,13 @@ def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[
         for var in eqn.invars:
             if not isinstance(var, core.Literal) and same.get(var, var) in made:
                 owner[same.get(var, var)] = mine  # walked backwards: the first in the program has the last word
+    twins: dict[Any, int] = {}
     for eqn, var in reversed(order):
+        name, line, around = eqn.primitive.name, user_line(eqn), f"{scope}/{scopes(eqn)}"
+        like = names.get(var), name, line, scopes(eqn), str(var.aval)
+        twins[like] = twins.get(like, -1) + 1
         flops = cost.get(var, Flops())
-        around = f"{scope}/{scopes(eqn)}"
-        yield Again(names.get(var), var.aval, times, eqn.primitive.name, user_line(eqn), around, flops, var in fetched)
+        yield Again(names.get(var), var.aval, times, name, line, around, flops, var in fetched, twins[like])
 
 
 def _fetched(steps: list[Any], made: set[Any], same: Mapping[Any, Any]) -> set[Any]:

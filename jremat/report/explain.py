@@ -148,7 +148,7 @@ def explain(
     ...     return jnp.sin(tag(x @ w, "up")) @ w.T
     >>> x, w = jnp.ones((8, 4)), jnp.ones((4, 16))
     >>> [(row.value, row.why) for row in explain(mlp, x, w, policy=Policy.save("up")).of("kept")]
-    [('up', 'the policy names up')]
+    [('up', 'named up')]
     >>> explain(mlp, x, w, policy=Policy()).recompute_flops  # x @ w, once more
     1024
     """
@@ -171,6 +171,15 @@ def _place(row: Row) -> tuple[Any, ...]:
     known = ORDER.index(row.part) if row.part in ORDER else len(ORDER)
     return known, row.part, _FATES.index(row.fate), -row.bytes
 
+
+WORDS = {
+    "dot_general": "matmul",
+    "conv_general_dilated": "convolution",
+    "convert_element_type": "cast",
+    "broadcast_in_dim": "broadcast",
+    "select_n": "select",
+}
+"""What a reader calls the operations that JAX calls otherwise."""
 
 _FATES = ("kept", "offloaded", "recomputed", "input")
 
@@ -207,7 +216,7 @@ def _merged(again: Iterator[Again], rules: Rules) -> Iterator[Row]:
     rows: dict[Any, Row] = {}
     for value in again:
         row = _recomputed(value, rules)
-        key = row.value, row.part, row.layers, row.shape, row.dtype, row.source, row.fetched
+        key = row.value, row.part, row.layers, row.shape, row.dtype, row.source, row.fetched, value.twin
         old = rows.get(key)
         if old is not None:
             row = Row(
@@ -251,6 +260,7 @@ def _named(tag: str | None, primitive: str, dtype: str, scope: str, source: str)
     if primitive == "scan" and tag is None:
         return ("layer input" if "float" in dtype else "loop counter"), "layer inputs"
     part = part_of(tag, scope, source)
+    primitive = WORDS.get(primitive, primitive)
     if tag is not None:
         return (f"{tag} of {module}" if tag == "norm_stats" and module else tag), part
     return (f"{primitive} of {module}" if module else primitive), part

@@ -42,7 +42,7 @@ def part_of(tag: str | None, scope: str, source: str) -> str:
     scopes = steps(scope)
     for text in (*([tag] if tag else []), *reversed(scopes), function):
         found = _part(text)
-        if found:
+        if found and not (found == "layer inputs" and text == function):  # a block as a plain function
             return found
     plain = function if function.strip("_<>") not in ("", "lambda", "call", "module") else ""
     return (scopes[-1] if scopes else plain) or "function"

@@ -62,18 +62,20 @@ def why_kept(origin: Origin, rules: Rules, scope: str, readers: Sequence[Reader]
     ruled = _rule(origin, policy) if policy is not None else None
     if ruled:
         return ruled
+    if policy is not None and policy.keeps_everything and (segment is None or segment.group == 1):
+        return "no remat here"
+    if segment is not None and segment.slots is not None:
+        return f"required: one of the {segment.slots} states that the schedule runs from"
+    if segment is not None and segment.group > 1:
+        return f"required: {segment.group} layers are replayed from it"
     if readers and all(reader.again for reader in readers):
-        if segment is not None and segment.slots is not None:
-            return f"required: one of the {segment.slots} states that the schedule runs from"
-        if segment is not None and segment.group > 1:
-            return f"required: the input of a group of {segment.group} layers, replayed from it"
-        return "required: the rest is made again from it"
-    if policy is not None and policy.keeps_everything:
-        return "no remat here: the backward pass reads it"
+        return "required: its layer is replayed from it"
+    if origin.copies > 1 and policy is not None:
+        return "required: what a layer takes in is there for its replay"
     if rules.policy is not None and policy is None:
-        return "outside the layers of the plan"
+        return "outside of the plan's layers"
     if rules.policy is not None:
-        return "outside of where the policy holds"
+        return "outside of the policy's layers"
     return "the backward pass reads it"
 
 
@@ -85,7 +87,7 @@ def _rule(origin: Origin, policy: Policy) -> str | None:
         return "planned"
     named = {name for name, decision in policy.names if decision is not RECOMPUTE}
     if origin.tag in named:
-        return f"the policy names {origin.tag}"
+        return f"named {origin.tag}"
     if not ours and not (origin.mark and origin.mark == origin.tag):
         return None
     for family, decision in policy.families:
@@ -93,8 +95,8 @@ def _rule(origin: Origin, policy: Policy) -> str | None:
             continue
         by_tag = origin.tag is not None and origin.tag in family.names
         if by_tag or (origin.eqn is not None and _matches(origin, family)):
-            return f"the policy keeps {family.name}"
-    return "the policy keeps all that it doesn't name" if ours and policy.default is not RECOMPUTE else None
+            return f"keeps {family.name}"
+    return "keeps all that it doesn't name" if ours and policy.default is not RECOMPUTE else None
 
 
 def _matches(origin: Origin, family: object) -> bool:

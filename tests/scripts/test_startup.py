@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from scripts import cli, startup
+from jremat.command import line as cli
+from jremat.command import start as startup
 
 
 def test_noise_is_dropped_and_all_else_comes_through(capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +51,7 @@ def test_a_failure_is_one_line_whatever_its_message(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     "name",
-    ["scripts.cli", "scripts.training.cost", "scripts.training.progress", "scripts.training.snapshots"],
+    ["scripts.training.cost", "scripts.training.progress", "scripts.training.snapshots"],
 )
 def test_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))

@@ -1,0 +1,46 @@
+"""``jremat``, the installed command, which is also ``python -m jremat``."""
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from jremat.command import explain
+from jremat.command.line import fail
+from jremat.command.output import quiet_pipe
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": explain.main}
+USAGE = """usage: jremat explain FUNCTION [flags]
+
+explain   what a function keeps, moves and makes again for its gradient, and why; `jremat explain --help`
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if argv[0] == "--version":
+        print(_version())
+        return 0
+    if argv[0] not in COMMANDS:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return fail("jremat", f"no command {argv[0]!r}; it has: {', '.join(COMMANDS)}{hint}")
+    try:
+        return COMMANDS[argv[0]](argv[1:])
+    except BrokenPipeError:
+        return quiet_pipe()
+
+
+def _version() -> str:
+    try:
+        return f"jremat {version('jremat')}"
+    except PackageNotFoundError:
+        return "jremat, not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""``jremat explain package.module:function``: what a function of one's own keeps, moves and makes again, and why."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from jremat.command.line import fail, parse
+from jremat.command.output import Output, Subject, present
+
+PROGRAM = "jremat explain"
+
+
+@dataclass(frozen=True)
+class Explain:
+    """What a function keeps, moves to the host and makes again for its gradient, one row a value, and why.
+
+    Nothing is run. The function is named as package.module:function or file.py:function. Describe its arguments by
+    --args, e.g. --args 'f32[8,128]' "{'w': f32[128,512]}" key train=True; or name a function without arguments that
+    returns (f, args), which can hand over modules and parameters. With --layers N the function is one block,
+    f(layer_parameters, carry, ...), of a stack of N.
+    """
+
+    function: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FUNCTION")]]
+    """package.module:function or file.py:function."""
+    policy: str = ""
+    """Under which it is explained; `python -m policies` lists the specs. Without one: as it is."""
+    against: str = ""
+    """A second policy: what changes from the first to it."""
+    args: tuple[str, ...] = ()
+    """Its arguments: dtype[shape] for an array, `key` for a random key, Python's spelling for pytrees and the rest."""
+    layers: int = 0
+    """Layers of a stack of which the function is one; 0: the function alone."""
+    output: Output = field(default_factory=Output)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    try:
+        flags = parse(Explain, PROGRAM, argv)
+        flags.output.check()
+        if flags.layers < 0:
+            raise ValueError(f"layers: expected 0 or more, got {flags.layers}")
+    except ValueError as error:
+        return fail(PROGRAM, error)
+
+    from jremat.command.start import start_jax  # what follows imports JAX
+
+    start_jax()
+    from jremat.command.target import called, function_at
+
+    try:
+        f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
+        subject = under(flags, flags.policy, f, args, kwargs)
+        against = under(flags, flags.against, f, args, kwargs) if flags.against else None
+        present(subject, against, flags.output)
+    except ValueError as error:
+        return fail(PROGRAM, error)
+    except OSError as error:
+        return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
+    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+        return fail(PROGRAM, f"function: tracing {flags.function} raised {type(error).__name__}: {error}")
+    return 0
+
+
+def under(flags: Explain, spec: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
+    """The function under one policy: alone, or as a stack.
+
+    Raises:
+        ValueError: the policy is unknown, is a plan without layers, or speaks of nothing in the function.
+    """
+    import jremat
+    import policies
+    from jremat.command.step import gradient_step
+    from jremat.policy import LayerPlan, Request
+
+    policy = policies.get(spec) if spec else None
+    if isinstance(policy, Request):
+        policy = policy.resolve(f, *args, num_layers=flags.layers or 1, target="local")
+    if isinstance(policy, LayerPlan) and not flags.layers:
+        raise ValueError(
+            f"policy: {spec!r} is a plan over layers; say of how many by --layers N, "
+            "the function is then one block f(layer_parameters, carry, ...)"
+        )
+    forward: Callable[..., Any] = f
+    if flags.layers:
+        if len(args) < 2 or kwargs:
+            raise ValueError("layers: expected a block f(layer_parameters, carry, ...), all by position")
+        forward = jremat.stack(f, policy or jremat.NONE, num_layers=flags.layers)
+        args = (stacked(args[0], flags.layers), *args[1:])
+    elif policy is not None:
+        assert not isinstance(policy, LayerPlan)
+        forward = jremat.checkpoint(f, policy)
+    name = flags.function + (f", {flags.layers} layers" if flags.layers else "")
+    step, step_args = gradient_step(forward, args, kwargs)
+    return Subject(name, forward, args, kwargs, policy, flags.layers or None, step, step_args)
+
+
+def stacked(tree: Any, num_layers: int) -> Any:
+    """One layer's parameters as those of a stack, by shape."""
+    import jax
+
+    def one(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), jax.numpy.result_type(leaf))
+
+    return jax.tree.map(one, tree)

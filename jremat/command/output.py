@@ -1,0 +1,116 @@
+"""What becomes of an explanation: tables, findings, JSON, a page; for the installed command and the script."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+Files = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is shown and written."""
+
+    all: bool = False
+    """A row for small values too."""
+    lint: bool = False
+    """Look for mistakes that users make with remat, each with its place, cost and cure."""
+    json: Files = None
+    """Write every figure there."""
+    html: Files = None
+    """Write one page there: the tables and what is alive at every moment of the step. It needs nothing else."""
+
+    def check(self) -> None:
+        """Refuse files that can't be written, before any work.
+
+        Raises:
+            ValueError: a folder, or one that isn't there.
+        """
+        for name, path in (("json", self.json), ("html", self.html)):
+            if path is None:
+                continue
+            if path.is_dir():
+                raise ValueError(f"{name}: expected a file, got a folder: {path}")
+            if not path.absolute().parent.is_dir():
+                raise ValueError(f"{name}: no such folder: {path.absolute().parent}")
+            if not os.access(path.absolute().parent, os.W_OK):
+                raise ValueError(f"{name}: cannot write in {path.absolute().parent}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One function under one policy, ready to be explained.
+
+    Args:
+        title: of the function and its shapes.
+        forward: the function as it runs, its policy in it, and its arguments.
+        args, kwargs: of it.
+        rules: the policy, for the reasons.
+        num_layers: of the stack that a plan holds for, or None.
+        step: what the memory's timeline is of, e.g. a whole training step, and its arguments.
+        step_args: of it.
+        donated: the places among ``step_args`` whose memory the results take.
+    """
+
+    title: str
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rules: Any
+    num_layers: int | None
+    step: Callable[..., Any]
+    step_args: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+
+
+def present(subject: Subject, against: Subject | None, output: Output) -> None:
+    """Explain one subject, or two side by side, on stdout and in the files asked for."""
+    from jremat.graph.arguments import take_apart
+    from jremat.report import explained
+    from jremat.report.explain import explain_call
+    from jremat.report.reasons import Rules
+    from jremat.report.tables import console
+
+    found, other = (
+        None
+        if one is None
+        else explain_call(take_apart(one.forward, one.args, one.kwargs), Rules(one.rules, one.num_layers))
+        for one in (subject, against)
+    )
+    assert found is not None
+    screen = console()
+    name = f"{subject.title}, {found.policy or 'as it is'}"
+    screen.print(explained.of_values(found, name, every=output.all))
+    print("\n".join(explained.totals(found)))
+    if any(row.layers for row in found):
+        screen.print(explained.of_segments(found, f"\n{found.policy}, segment by segment"))
+    if other is not None:
+        title = f"\nwhat changes from {found.policy or 'as it is'} to {other.policy or 'as it is'}"
+        screen.print(explained.of_changes(found, other, title))
+    findings = lint(subject) if output.lint else ()
+    if output.lint:
+        print("\n".join(map(str, findings)) if findings else "lint: nothing found")
+    figures = {"title": subject.title} | found.to_dict()
+    figures |= {} if other is None else {"against": other.to_dict()}
+    figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
+    if output.json:
+        output.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def lint(subject: Subject) -> Sequence[Any]:
+    """The findings of ``jremat.lint`` on the subject as it runs."""
+    import jremat
+
+    return jremat.lint(subject.forward, *subject.args, **subject.kwargs)
+
+
+def quiet_pipe() -> int:
+    """Whoever read the output has had enough of it: no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141

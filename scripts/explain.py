@@ -1,0 +1,51 @@
+"""What one of our models keeps, moves and makes again under a policy, value by value, and why.
+
+    python scripts/explain.py --model gpt2 --policy save_only_matmuls --against full --html gpt2.html
+
+The loss is traced with its gradient; nothing is compiled or run. A function of your own: ``jremat explain --help``.
+Exit codes: 0 done; 2 something that the user can put right, said in one line.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jremat.command.line import fail, parse
+from jremat.command.output import present, quiet_pipe
+from scripts.explaining.config import Explain
+
+PROGRAM = "explain"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    try:
+        flags = parse(Explain, PROGRAM, argv)
+        flags.check()
+    except ValueError as error:
+        return fail(PROGRAM, error)
+
+    from jremat.command.start import start_jax  # what follows imports JAX
+
+    start_jax()
+    from scripts.explaining.subject import subject
+
+    try:
+        chosen = subject(flags, flags.policy)
+        against = subject(flags, flags.against) if flags.against else None
+        present(chosen, against, flags.output)
+    except ValueError as error:
+        return fail(PROGRAM, error)
+    except OSError as error:
+        return fail(PROGRAM, f"cannot write {error.filename}: {os.strerror(error.errno or 0)}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.exit(quiet_pipe())
