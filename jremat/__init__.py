@@ -4,8 +4,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jremat.check import Finding, lint
     from jremat.estimate.transformer import estimate
     from jremat.graph import flops, trace
+    from jremat.graph.peak import traced_peak
     from jremat.measure import Memory, fits, memory
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
     from jremat.transform.chain import stack
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
+    "jremat.check": ("Finding", "lint"),
     "jremat.graph": ("flops", "trace"),
+    "jremat.graph.peak": ("traced_peak",),
     "jremat.measure": ("Memory", "fits", "memory"),
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "Request", "tag"),
     "jremat.transform.chain": ("stack",),
@@ -29,6 +33,7 @@ __all__ = [
     "NONE",
     "Decision",
     "Family",
+    "Finding",
     "LayerPlan",
     "Memory",
     "Policy",
@@ -37,12 +42,14 @@ __all__ = [
     "estimate",
     "fits",
     "flops",
+    "lint",
     "memory",
     "remat",
     "residuals",
     "stack",
     "tag",
     "trace",
+    "traced_peak",
 ]
 
 

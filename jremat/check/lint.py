@@ -1,0 +1,119 @@
+"""Mistakes in the use of remat, found on the traced program, each with its place, its cost and its cure."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jremat.check.finding import Finding, Rule
+from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
+from jremat.check.subject import Subject, active_places, subject_of
+from jremat.policy import NONE, LayerPlan, Policy, Request
+from jremat.transform.chain import stack
+from jremat.transform.checkpoint import checkpoint
+
+RULES: tuple[Rule, ...] = (
+    *names.RULES,
+    *policies.RULES,
+    *placement.RULES,
+    *kernels.RULES,
+    *kept.RULES,
+    *reruns.RULES,
+    *peaks.RULES,
+)
+"""Every rule, in the order in which they are tried."""
+
+
+def lint(
+    f: Callable[..., Any],
+    *args: Any,
+    policy: Any = None,
+    num_layers: int | None = None,
+    static_argnames: str | Sequence[str] = (),
+    **kwargs: Any,
+) -> tuple[Finding, ...]:
+    """Mistakes in how ``f`` is rematted: each with its line, what it costs in bytes or FLOPs, and the cure.
+
+    Nothing is run, and no name is guessed from: the rules read the traced program, its gradient, what it keeps, and the
+    same without its remats. ``docs/lint.md`` lists them.
+
+    Args:
+        f: the forward function of a block or a loss, as it is differentiated.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; differentiated by all that float.
+        policy: put on ``f``: ours, or a plain one of JAX's; None reads what ``f`` already does. A ``LayerPlan`` or
+            ``Request`` takes ``num_layers``, and ``f`` as ``f(layer_parameters, carry, *shared)`` to the next carry.
+        num_layers: of the stack that ``f`` is one block of.
+        static_argnames: parameters of ``f`` to hold fixed; strings and functions are held fixed anyway.
+
+    Returns:
+        The findings, dearest rule order first; empty where there is nothing to say.
+
+    Raises:
+        ValueError: nothing in the arguments floats; or the policy is none, or needs ``num_layers``.
+
+    >>> import jax.numpy as jnp
+    >>> f = jax.checkpoint(lambda x, w: jnp.sin(x @ w) @ w, policy=jax.checkpoint_policies.save_only_these_names("up"))
+    >>> [finding] = lint(f, jnp.ones((8, 4)), jnp.ones((4, 4)))
+    >>> finding.rule, finding.cost_flops
+    ('unknown-name', 256)
+    """
+    if isinstance(policy, Request):
+        policy = policy.resolve(f, *args, num_layers=_layers(policy, num_layers), **kwargs)
+    if isinstance(policy, LayerPlan):
+        plan: LayerPlan | Policy = policy
+        distinct = tuple(dict.fromkeys(plan.policies(_layers(policy, num_layers))))
+        found = [finding for one in distinct for finding in lint(f, *args, policy=one, **kwargs)]
+        return tuple(dict.fromkeys([*found, *_of_stack(f, args, plan, _layers(policy, num_layers))]))
+    if not (policy is None or callable(policy)):
+        raise ValueError(f"policy: expected a policy, e.g. policies.get('dots_saveable'), got {policy!r}")
+    subject = subject_of(_under(f, policy, static_argnames), args, kwargs, static_argnames)
+    subject.policy = policy
+    if not active_places(subject.avals):
+        raise ValueError("args: expected a floating-point array to differentiate by, got none")
+    found = list(findings(subject, RULES))
+    if num_layers is not None and policy is not None:
+        found += _of_stack(f, args, policy, num_layers)
+    return tuple(dict.fromkeys(found))
+
+
+def findings(subject: Subject, rules: Sequence[Rule]) -> tuple[Finding, ...]:
+    """What the rules find in a program; where JAX has no gradient of it, those that read it as written."""
+    found: list[Finding] = []
+    for rule in rules:
+        try:
+            found += rule.find(subject)
+        except (
+            NotImplementedError
+        ):  # an effect in a remat, of which side-effect says more: there is no gradient to read
+            continue
+    return tuple(found)
+
+
+def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> list[Finding]:
+    layer, *rest = args
+    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), leaf.dtype), layer)
+    whole = subject_of(stack(f, plan, num_layers=num_layers), (stacked, *rest), {})
+    whole.bare = subject_of(stack(f, NONE, num_layers=num_layers), (stacked, *rest), {})
+    return list(findings(whole, peaks.RULES))
+
+
+def _under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable[..., Any]:
+    if policy is None:
+        return f
+    if not isinstance(policy, Policy):
+        return jax.checkpoint(f, policy=policy)
+    lenient = checkpoint(f, policy, strict=False, static_argnames=static_argnames)
+
+    def quietly(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what it would warn of is a finding
+            return lenient(*args, **kwargs)
+
+    return quietly
+
+
+def _layers(policy: Any, num_layers: int | None) -> int:
+    if num_layers is None:
+        raise ValueError(f"num_layers: expected the number of layers that {str(policy)!r} is planned for, got None")
+    return num_layers

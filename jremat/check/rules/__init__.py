@@ -1,0 +1,1 @@
+"""The lint's rules, one file a group."""

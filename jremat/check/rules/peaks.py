@@ -1,0 +1,145 @@
+"""Less kept, and yet more alive: groups too large, and reruns that need more than they save."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend import core
+
+from jremat.check.finding import Finding, Rule
+from jremat.check.liveness import timeline
+from jremat.check.sites import equations, is_loop, is_remat
+from jremat.check.subject import Subject
+from jremat.graph.flops import REMAT_SCOPE
+from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, loop_parts, opened, scopes, user_line
+
+# The estimate of peaks is by program order. Group sizes are compared within one program, two programs less exactly.
+_TOLERANCE = 1.05
+_BETWEEN_PROGRAMS = 1.2
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of layers, each replayed whole in the backward pass.
+
+    Args:
+        count: how many groups.
+        size: layers of a group.
+        boundary_bytes: what is kept of each group.
+        layer_bytes: what a group's replay keeps of each layer.
+        at_replay_bytes: the most that is alive while groups are replayed.
+        elsewhere_bytes: the most that is alive at any other time.
+        source: the user's line.
+    """
+
+    count: int
+    size: int
+    boundary_bytes: int
+    layer_bytes: int
+    at_replay_bytes: int
+    elsewhere_bytes: int
+    source: str
+
+    def peak_bytes(self, size: int) -> int:
+        """The peak with groups of ``size`` layers instead."""
+        layers = self.count * self.size
+        kept = (-(-layers // size) - self.count) * self.boundary_bytes
+        replayed = (size - self.size) * self.layer_bytes
+        return max(self.at_replay_bytes + kept + replayed, self.elsewhere_bytes + kept)
+
+    @property
+    def best(self) -> int:
+        """The group size of least peak; of equal ones the smallest."""
+        return min(range(1, self.size + 1), key=lambda size: (self.peak_bytes(size), size))
+
+
+def groups_of(jaxpr: Any) -> Iterator[Groups]:
+    """The groups of a gradient's program: backward loops in which a rerun stacks what several layers keep."""
+    jaxpr = opened(jaxpr)
+    stacked = {v for eqn in jaxpr.eqns if eqn.primitive.name == "scan" for v in eqn.outvars}
+    line: list[int] = []
+    for i, eqn in enumerate(jaxpr.eqns):
+        replay = next(_replays(eqn.params["jaxpr"], False), None) if eqn.primitive.name == "scan" else None
+        if replay is None:
+            continue
+        line = line or timeline(jaxpr)
+        count, given = eqn.params["length"], eqn.invars[sum(loop_parts(eqn)) :]
+        kept = sum(aval_bytes(v.aval) for v in given if not isinstance(v, core.Literal) and v in stacked)
+        turns, stack_bytes = replay
+        inside = [(e, line_of) for e, _, line_of in equations(eqn.params["jaxpr"])]
+        size = sum(e.params["length"] for e, _ in inside if e.primitive.name == "scan" and e.params["reverse"])
+        yield Groups(
+            count,
+            max(size, turns),  # the last layer of a group may stand after the loop
+            kept // count,
+            stack_bytes // turns,
+            line[i],
+            max((held for k, held in enumerate(line) if k != i), default=0),
+            user_line(eqn) or next((line_of for _, line_of in inside if line_of), ""),
+        )
+
+
+def _replays(jaxpr: Any, inside: bool) -> Iterator[tuple[int, int]]:
+    """Reruns that are loops and stack something: (turns, stacked bytes)."""
+    for eqn in opened(jaxpr).eqns:
+        again = inside or REMAT_SCOPE in scopes(eqn)
+        if eqn.primitive.name == "scan":
+            made = eqn.outvars[loop_parts(eqn)[1] :]
+            nbytes = sum(aval_bytes(v.aval) for v in made)
+            if again and is_loop(eqn) and nbytes:
+                yield eqn.params["length"], nbytes
+        elif is_call(eqn) or is_remat(eqn):
+            for inner, _ in inner_jaxprs(eqn):
+                yield from _replays(inner, again)
+
+
+def _group_size(subject: Subject) -> Iterator[Finding]:
+    for groups in groups_of(subject.gradient):
+        now, best = groups.peak_bytes(groups.size), groups.best
+        least = groups.peak_bytes(best)
+        if now > _TOLERANCE * least:
+            spec = "full" if best == 1 else f"every_k:{best}"
+            yield Finding(
+                rule=GROUP_SIZE.slug,
+                message=f"{groups.count} groups of {groups.size} layers hold {groups.size} layers' activations while "
+                f"one is replayed, more than the fewer boundaries save: groups of {best} have a lower peak",
+                place=groups.source,
+                cure=f"use {spec}, which recomputes no more; or let the replay keep less (every_k:{groups.size},full)",
+                cost_bytes=now - least,
+            )
+
+
+def _rises(subject: Subject) -> Iterator[Finding]:
+    if not (subject.sites or subject.bare) or not (subject.is_loss or subject.bare):
+        return
+    bare = subject.bare or subject.without(subject.sites)
+    if subject.rows.total_bytes >= bare.rows.total_bytes:
+        return
+    if subject.peak_bytes > _BETWEEN_PROGRAMS * bare.peak_bytes:
+        first = subject.sites[0].source if subject.sites else ""
+        yield Finding(
+            rule=PEAK_RISES.slug,
+            message=f"keeps {bare.rows.total_bytes - subject.rows.total_bytes:,} bytes less, but its reruns need more "
+            "than that while they run: the peak is higher than without remat",
+            place=first,
+            cure="keep what is small and dear to make again (a reduction's result, a decision, a kernel's output) by "
+            "name; or remat smaller pieces",
+            cost_bytes=subject.peak_bytes - bare.peak_bytes,
+        )
+
+
+GROUP_SIZE = Rule(
+    "group-size",
+    "uniform N (every_k:K) raised, and the peak goes up",
+    "a group's replay holds all its layers' activations at once",
+    "smaller groups",
+    _group_size,
+)
+PEAK_RISES = Rule(
+    "peak-rises",
+    "the budget lowered, and the peak goes up",
+    "a rerun holds more at a time than the values that it makes",
+    "keep the small results of large intermediates",
+    _rises,
+)
+RULES = (GROUP_SIZE, PEAK_RISES)

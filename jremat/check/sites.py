@@ -1,0 +1,144 @@
+"""Where a traced program has its remats: each with its body, its policy, and the loops and remats around it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from jax.extend import core
+
+from jremat.graph.graph import Graph
+from jremat.graph.trace import Program, graph_of, inner_jaxprs, is_call, opened, user_line
+
+# Their inside is not what JAX differentiates, so a remat there does nothing.
+HIDDEN = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr", "pallas_call"})
+
+
+def is_remat(eqn: Any) -> bool:
+    """Whether an equation is JAX's remat: a primitive, or an object under a generic call with ``jax_remat3``."""
+    return eqn.primitive.name in ("remat2", "remat", "checkpoint") or _object(eqn) is not None
+
+
+def _object(eqn: Any) -> Any:
+    held = eqn.params.get("_prim")
+    return held if type(held).__name__ == "RematTraced" else None
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One remat of a program; equal ones (the layers of an unrolled stack) are one site.
+
+    Args:
+        eqns: its equations.
+        body: what it reruns, an open jaxpr.
+        policy: what it was given; None keeps nothing.
+        prevent_cse: whether the compiler is kept from merging the rerun with the first run.
+        third: whether it is of ``jax_remat3``.
+        repeats: how often it runs in one call: its equations times the loops around them.
+        loops: how many loops of more than one turn stand around it.
+        around: the remats around it, outermost first.
+        source: the user's line that calls it, or the first one inside.
+    """
+
+    eqns: tuple[Any, ...]
+    body: Any
+    policy: Any
+    prevent_cse: bool
+    third: bool
+    repeats: int
+    loops: int
+    around: tuple["Site", ...]
+    source: str
+
+    @property
+    def eqn(self) -> Any:
+        """Its first equation."""
+        return self.eqns[0]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its body's values and operations."""
+        return graph_of_jaxpr(self.body)
+
+    @cached_property
+    def shape(self) -> tuple[Any, ...]:
+        """What equal sites have in common."""
+        steps = tuple((e.primitive.name, tuple(str(v.aval) for v in e.outvars)) for e in self.body.eqns)
+        return steps, self.prevent_cse, self.loops, tuple(site.shape for site in self.around), id(self.policy)
+
+
+def graph_of_jaxpr(jaxpr: Any) -> Graph:
+    """The graph of a jaxpr that stands inside a program."""
+    inner = opened(jaxpr)
+    return graph_of(Program(inner, (), None, ()))
+
+
+def sites_of(jaxpr: Any) -> tuple[Site, ...]:
+    """Every remat of a program that JAX would differentiate, equal ones merged, outer ones first."""
+    merged: dict[Any, Site] = {}
+    for site in _sites(jaxpr, (), 1, 0, None):
+        known = merged.get(site.shape)
+        if known is None:
+            merged[site.shape] = site
+        elif site.eqn in known.eqns:  # one equation in a jaxpr that is called twice
+            merged[site.shape] = replace(known, repeats=known.repeats + site.repeats)
+        else:
+            merged[site.shape] = replace(known, eqns=(*known.eqns, *site.eqns), repeats=known.repeats + site.repeats)
+    return tuple(merged.values())
+
+
+def _sites(jaxpr: Any, around: tuple[Site, ...], repeats: int, loops: int, call: Any) -> Iterator[Site]:
+    for eqn in opened(jaxpr).eqns:
+        if eqn.primitive.name in HIDDEN:
+            continue
+        inside, times, deeper = around, 1, loops
+        if is_remat(eqn):
+            held = _object(eqn)
+            body = opened(held.jaxpr if held is not None else eqn.params["jaxpr"])
+            policy = held.policy if held is not None else eqn.params["policy"]
+            cse = getattr(held, "prevent_cse", True) if held is not None else eqn.params["prevent_cse"]
+            kept_apart = any(cse) if isinstance(cse, tuple) else bool(cse)
+            source = user_line(eqn, call) or next((line for _, _, line in equations(body) if line), "")
+            site = Site((eqn,), body, policy, kept_apart, held is not None, repeats, loops, around, source)
+            yield site
+            inside = (*around, site)
+        elif eqn.primitive.name == "scan":
+            times = eqn.params["length"]
+            deeper = loops + is_loop(eqn)
+        for inner, _ in inner_jaxprs(eqn):
+            yield from _sites(inner, inside, repeats * times, deeper, eqn if is_call(eqn) else call)
+
+
+def is_loop(eqn: Any) -> bool:
+    """Whether a scan stays a loop when compiled: more than one turn, and not unrolled whole."""
+    length, unroll = eqn.params["length"], eqn.params.get("unroll", 1)
+    return length > 1 and unroll is not True and int(unroll) < length
+
+
+def equations(jaxpr: Any, repeats: int = 1, call: Any = None, hidden: bool = False) -> Iterator[tuple[Any, int, str]]:
+    """Every equation of a program, inner ones too: (equation, how often it runs, the user's line).
+
+    Args:
+        hidden: whether to look into kernels with a derivative of their own.
+    """
+    for eqn in opened(jaxpr).eqns:
+        if not is_call(eqn):
+            yield eqn, repeats, user_line(eqn, call)
+        if hidden or eqn.primitive.name not in HIDDEN:
+            for inner, times in inner_jaxprs(eqn):
+                yield from equations(inner, repeats * times, eqn if is_call(eqn) else call, hidden)
+
+
+def bodies(jaxpr: Any) -> Iterator[Any]:
+    """A program and every program inside it that JAX differentiates, open."""
+    yield opened(jaxpr)
+    for eqn in opened(jaxpr).eqns:
+        for inner, _ in inner_jaxprs(eqn) if eqn.primitive.name not in HIDDEN else ():
+            yield from bodies(inner)
+
+
+def read_in(jaxpr: Any) -> set[Any]:
+    """The variables that an open program reads or returns."""
+    return {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, core.Literal)} | {
+        v for v in jaxpr.outvars if not isinstance(v, core.Literal)
+    }

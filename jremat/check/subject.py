@@ -1,0 +1,183 @@
+"""The program that a lint reads: as written, with its gradient, with what it keeps, and without its remats."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jremat.check.liveness import peak_bytes
+from jremat.check.rewrite import inlined
+from jremat.check.sites import Site, bodies, graph_of_jaxpr, sites_of
+from jremat.graph.arguments import take_apart
+from jremat.graph.flops import FlopCount, Flops, flops
+from jremat.graph.graph import Graph
+from jremat.graph.residuals import Residuals, read_residuals
+from jremat.graph.trace import bind, capture, live
+from jremat.policy import Policy
+
+
+class Subject:
+    """A traced function under the eye of the lint; everything is read once, when first asked for.
+
+    Args:
+        closed: the function's program, a closed jaxpr.
+        policy: the policy that the lint was given and put on the whole function, or None.
+        bare: the program before that policy, where there is one.
+    """
+
+    def __init__(self, closed: Any, policy: Any = None, bare: "Subject | None" = None):
+        self.closed, self.policy, self.bare = closed, policy, bare
+        self._without: dict[frozenset[int], Subject] = {}
+
+    @property
+    def jaxpr(self) -> Any:
+        """As written, open."""
+        return self.closed.jaxpr
+
+    @property
+    def avals(self) -> list[Any]:
+        """Of its inputs."""
+        return [v.aval for v in self.jaxpr.invars]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its values and operations."""
+        return graph_of_jaxpr(self.jaxpr)
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Its remats."""
+        return sites_of(self.jaxpr)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it returns numbers alone, so that its gradient is the whole step's."""
+        return all(v.aval.size == 1 for v in self.jaxpr.outvars if _floats(v.aval))
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return core.jaxpr_as_fun(self.closed)(*arrays)
+
+    @cached_property
+    def gradient(self) -> Any:
+        """The live program of its value and its gradient by every floating-point input, calls entered."""
+        closed = jax.make_jaxpr(gradient_of(self, self.avals))(*self.avals)
+        # Differentiated once, a rule for differentiating again is a call like others.
+        rules = {id(eqn) for body in bodies(closed) for eqn in body.eqns if eqn.primitive.name == "custom_jvp_call"}
+        flat = jax.make_jaxpr(lambda *arrays: inlined(closed.jaxpr, closed.consts, arrays, rules))(*self.avals)
+        return live(flat.jaxpr)
+
+    @cached_property
+    def flops(self) -> Flops:
+        """Of its gradient."""
+        return flops(gradient_of(self, self.avals), *self.avals)
+
+    @property
+    def recomputed(self) -> int:
+        """FLOPs done again: of matmuls, or of everything where no matmul is in it."""
+        return chosen(self.flops, self.graph)
+
+    @cached_property
+    def rows(self) -> Residuals:
+        """What it keeps for its backward pass.
+
+        Raises:
+            NotImplementedError: it writes to a Ref, which can't be handed out.
+        """
+        self._refuse_refs()
+        return read_residuals(take_apart(self, self.avals, {}))
+
+    @cached_property
+    def pullback(self) -> Any:
+        """The program from its inputs to everything that its backward pass reads.
+
+        Raises:
+            NotImplementedError: as ``rows``.
+        """
+        self._refuse_refs()
+        active = active_places(self.avals)
+
+        def kept(*arrays: Any) -> list[Any]:
+            def of_active(*chosen: Any) -> Any:
+                given = dict(zip(active, chosen))
+                return self(*(given.get(k, array) for k, array in enumerate(arrays)))
+
+            return jax.tree.leaves(jax.vjp(of_active, *(arrays[k] for k in active))[1])
+
+        return jax.make_jaxpr(kept)(*self.avals).jaxpr
+
+    def _refuse_refs(self) -> None:
+        if any("Ref" in type(v.aval).__name__ for v in (*self.jaxpr.invars, *self.jaxpr.constvars)):
+            raise NotImplementedError("a Ref can't be listed among what is kept")
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that its gradient holds at a time beside its inputs; see ``liveness``."""
+        return peak_bytes(self.gradient)
+
+    def without(self, sites: Sequence[Site]) -> "Subject":
+        """The same program, some of its remats taken away."""
+        drop = frozenset(id(eqn) for site in sites for eqn in site.eqns)
+        if drop not in self._without:
+            run = lambda *arrays: inlined(self.jaxpr, self.closed.consts, arrays, drop)
+            self._without[drop] = Subject(jax.make_jaxpr(run)(*self.avals))
+        return self._without[drop]
+
+
+def subject_of(f: Callable[..., Any], args: Sequence[Any], kwargs: Any, static_argnames: Any = ()) -> Subject:
+    """Trace a call."""
+    program = capture(take_apart(f, args, kwargs, static_argnames))
+    return Subject(core.ClosedJaxpr(program.jaxpr, program.consts))
+
+
+def of_site(site: Site) -> Subject:
+    """One run of a remat, alone, as it stands."""
+    run = lambda *arrays: bind(site.eqn, arrays)
+    return Subject(jax.make_jaxpr(run)(*(v.aval for v in site.eqn.invars)))
+
+
+def of_body(site: Site) -> Subject:
+    """One run of what a remat reruns, without the remat."""
+    return Subject(core.ClosedJaxpr(site.body, ()))
+
+
+def gradient_of(f: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
+    """The gradient of the sum of ``f``'s outputs by every floating-point input."""
+    active = active_places(avals)
+
+    def step(*arrays: Any) -> Any:
+        def total(*chosen: Any) -> jax.Array:
+            given = dict(zip(active, chosen))
+            outs = f(*(given.get(k, array) for k, array in enumerate(arrays)))
+            return sum((jnp.real(out).astype(jnp.float32).sum() for out in outs if _floats(out)), jnp.float32(0))
+
+        return jax.value_and_grad(total, argnums=tuple(range(len(active))))(*(arrays[k] for k in active))
+
+    return step
+
+
+def active_places(avals: Sequence[Any]) -> list[int]:
+    """Which inputs are differentiated: all that float."""
+    return [k for k, aval in enumerate(avals) if _floats(aval)]
+
+
+def chosen(counted: Flops, graph: Graph) -> int:
+    """What of a count is done again: matmuls, or everything where there are none."""
+    kind: FlopCount = counted.matmul if graph.matmul_flops else counted.other
+    return kind.recompute
+
+
+def work(graph: Graph) -> int:
+    """FLOPs of a graph: of its matmuls, or of everything where there are none."""
+    return graph.matmul_flops or graph.other_flops
+
+
+def _floats(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def takes(policy: Any) -> bool:
+    """Whether it is one block's policy, ours or JAX's."""
+    return isinstance(policy, Policy) or (callable(policy) and not hasattr(policy, "resolve"))
