@@ -77,12 +77,22 @@ def _fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
     return (len(readers) - 1) * moved <= (len(readers) + 1) * value.nbytes
 
 
-def _read_bytes(value: Value) -> int:
-    """Bytes that a kernel reads for a value: of the narrower array that it was converted from, of nothing made free."""
+def turns_matmul(op: Op) -> bool:
+    """Whether an operation transposes a matmul's result: XLA gives the matmul that layout and moves nothing."""
+    maker = op.inputs[0].maker if op.name == "transpose" else None
+    return maker is not None and maker.name == "dot_general"
+
+
+def _read_bytes(value: Value, depth: int = 6) -> int:
+    """Bytes that a kernel reads for a value: its own, or of what it is made from in passing, if that is less."""
     maker = value.maker
-    if maker is not None and maker.name == "convert_element_type" and maker.inputs[0].nbytes < value.nbytes:
-        value = maker.inputs[0]
-    return 0 if value.maker is not None and value.maker.name in FREE else value.nbytes
+    if maker is None or not depth:
+        return value.nbytes
+    if maker.name in FREE:
+        return 0
+    if maker.name not in FUSIBLE or len(maker.outputs) != 1:
+        return value.nbytes
+    return min(value.nbytes, sum(_read_bytes(v, depth - 1) for v in maker.inputs))
 
 
 def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
@@ -108,7 +118,7 @@ def _kernel(op: Op) -> Kernel:
             if value in seen:
                 continue
             seen.add(value)
-            aligned = aligned and maker.name not in LAYOUT
+            aligned = aligned and (maker.name not in LAYOUT or turns_matmul(maker))
             waiting += [(v, aligned) for v in maker.inputs]
         elif maker is not None or value.held:
             reads[value] = reads.get(value, True) and aligned

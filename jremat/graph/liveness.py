@@ -70,7 +70,8 @@ class _Heap:
             if place is not None:
                 self.place[root(computation.outputs[k])] = computation.inputs[place]
         self.results = {root(v) for v in computation.outputs}
-        self.buffers: dict[Value, Life] = {}
+        # What is carried in has a place already, which a loop or an update inside may take over.
+        self.buffers = {carried: Life(carried, 0, 0, 0, depth, [carried]) for carried in self.place.values()}
 
     def run(self) -> Run:
         found = Run([], [], [])
@@ -80,7 +81,7 @@ class _Heap:
             taken: set[Value] = set()
             if kernel.op.name != "optimization_barrier":
                 for k, value in enumerate(kernel.writes):
-                    alive += self._allocate(value, kernel.shares[k], taken, t, step, found.lives)
+                    alive += self._allocate(value, kernel.shares[k], k in kernel.op.in_place, taken, t, step, found.lives)
             for inner in kernel.op.inner:
                 within = _Heap(inner, self.order, False, self.depth + 1).run()
                 offset = len(found.alive)
@@ -104,12 +105,13 @@ class _Heap:
         return found
 
     def _allocate(
-        self, value: Value, candidates: tuple[Value, ...], taken: set[Value], t: int, step: int, lives: list[Life]
+        self, value: Value, candidates: tuple[Value, ...], in_place: bool, taken: set[Value], t: int, step: int, lives: list[Life]
     ) -> int:
         """A buffer for a value: one that dies here, or a new one. Returns the bytes that are new."""
         for candidate in map(root, candidates):
             life = self.buffers.get(candidate)
-            if life is not None and candidate not in taken and self.last[candidate] == t:
+            fits = life is not None and (not candidate.held or in_place or self.place.get(value) is candidate)
+            if fits and candidate not in taken and self.last[candidate] == t:
                 taken.add(candidate)
                 life.values.append(value)
                 self.buffers[value] = life

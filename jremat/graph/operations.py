@@ -17,6 +17,7 @@ class Value:
         users: the operations that read it.
         tag: the user's name of it.
         held: it needs no memory of this computation: an argument, or a slice of what the caller holds.
+        turned: a stack whose layout isn't the one that its shape says.
     """
 
     aval: Any
@@ -25,6 +26,7 @@ class Value:
     users: "list[Op]" = field(default_factory=list)
     tag: str | None = None
     held: bool = False
+    turned: bool = False
 
 
 @dataclass(eq=False)

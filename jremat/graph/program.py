@@ -6,9 +6,9 @@ from typing import Any
 
 from jax.extend import core
 
-from jremat.graph.kernels import alive, kernels_of, scattered
+from jremat.graph.kernels import alive, kernels_of, scattered, turns_matmul
 from jremat.graph.operations import Computation, Op, Value
-from jremat.graph.rules import ALIASES, IN_PLACE, Rules
+from jremat.graph.rules import ALIASES, FUSIBLE, IN_PLACE, Rules
 from jremat.graph.trace import aval_bytes, inner_jaxprs, loop_parts, opened
 from jremat.policy.ops import tagged_name
 
@@ -130,6 +130,7 @@ class _Reader:
         sliced = [k >= consts + carry for k in range(len(body.invars))]
         carried = [consts + k if k < carry else None for k in range(len(body.outvars))]
         inner = self.computation(body, sliced, carried)
+        inputs = [self._relaid(v, eqn, call) if cut and v.turned else v for cut, v in zip(sliced, inputs)]
         stacks = [v.aval for v in eqn.outvars[carry:]]
         # the stacks are zeroed before the loop and written in place
         zeros = [self._op("zeros", eqn, call, [], [aval]).outputs[0] for aval in stacks]
@@ -137,7 +138,13 @@ class _Reader:
         op.in_place = {k: consts + k for k in range(carry)}
         op.in_place |= {carry + k: len(inputs) + k for k in range(len(stacks))}
         op.inner = (inner,)
+        for made, value in zip(op.outputs[carry:], inner.outputs[carry:]):
+            made.turned = _turned(value)
         return op.outputs
+
+    def _relaid(self, stack: Value, eqn: Any, call: Any) -> Value:
+        """A stack in the layout that a loop over it reads: XLA lays the whole of it out anew."""
+        return self._op("relaid", eqn, call, [stack], [stack.aval]).outputs[0]
 
     def _while(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
         skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -147,6 +154,22 @@ class _Reader:
         op.in_place = {k: skip + consts + k for k in range(len(op.outputs))}
         op.inner = (inner,)
         return op.outputs
+
+
+def _turned(value: Value) -> bool:
+    """Whether a value has the layout of a matmul whose result was transposed: XLA moves no data for that."""
+    waiting, seen = [value], {value}
+    while waiting:
+        value = waiting.pop()
+        maker = value.maker
+        if maker is None:
+            continue
+        if turns_matmul(maker):
+            return True
+        if maker.name in FUSIBLE:
+            waiting += [v for v in maker.inputs if v not in seen]
+            seen.update(maker.inputs)
+    return False
 
 
 def _passes_on(name: str, eqn: Any) -> bool:
