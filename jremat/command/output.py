@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+if TYPE_CHECKING:
+    from jremat.report.page import Told
 
 Files = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
 
@@ -71,36 +74,50 @@ class Subject:
 
 def present(subject: Subject, against: Subject | None, output: Output) -> None:
     """Explain one subject, or two side by side, on stdout and in the files asked for."""
-    from jremat.graph.arguments import take_apart
     from jremat.report import explained
-    from jremat.report.explain import explain_call
-    from jremat.report.reasons import Rules
-    from jremat.report.tables import console
+    from jremat.report.page import page
+    from jremat.report.tables import console, human
+    from jremat.report.timeline import said
 
-    found, other = (
-        None
-        if one is None
-        else explain_call(take_apart(one.forward, one.args, one.kwargs), Rules(one.rules, one.num_layers))
-        for one in (subject, against)
-    )
-    assert found is not None
+    told, other = tell(subject), None if against is None else tell(against)
+    found = told.found
     screen = console()
-    name = f"{subject.title}, {found.policy or 'as it is'}"
-    screen.print(explained.of_values(found, name, every=output.all))
+    screen.print(explained.of_values(found, f"{subject.title}, {told.name}", every=output.all))
     print("\n".join(explained.totals(found)))
+    print(f"peak         {human(told.timeline.peak_bytes)} predicted: {said(told.timeline)}")
     if any(row.layers for row in found):
-        screen.print(explained.of_segments(found, f"\n{found.policy}, segment by segment"))
+        screen.print(explained.of_segments(found, f"\n{told.name}, segment by segment"))
     if other is not None:
-        title = f"\nwhat changes from {found.policy or 'as it is'} to {other.policy or 'as it is'}"
-        screen.print(explained.of_changes(found, other, title))
+        screen.print(explained.of_changes(found, other.found, f"\nwhat changes from {told.name} to {other.name}"))
     findings = lint(subject) if output.lint else ()
     if output.lint:
         print("\n".join(map(str, findings)) if findings else "lint: nothing found")
-    figures = {"title": subject.title} | found.to_dict()
-    figures |= {} if other is None else {"against": other.to_dict()}
-    figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
     if output.json:
+        figures = {"title": subject.title} | _figures(told)
+        figures |= {} if other is None else {"against": _figures(other)}
+        figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
         output.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
+    if output.html:
+        output.html.write_text(page(subject.title, told, other, findings), encoding="utf-8")
+        print(f"page         {output.html}")
+
+
+def tell(subject: Subject) -> "Told":
+    """A subject's values and the timeline of its step."""
+    from jremat.graph.arguments import take_apart
+    from jremat.graph.peak import traced_peak
+    from jremat.report.explain import explain_call
+    from jremat.report.page import Told
+    from jremat.report.reasons import Rules
+    from jremat.report.timeline import timeline
+
+    call = take_apart(subject.forward, subject.args, subject.kwargs)
+    found = explain_call(call, Rules(subject.rules, subject.num_layers))
+    return Told(found, timeline(traced_peak(subject.step, *subject.step_args, donate=subject.donated)))
+
+
+def _figures(told: "Told") -> dict[str, Any]:
+    return told.found.to_dict() | {"timeline": told.timeline.to_dict()}
 
 
 def lint(subject: Subject) -> Sequence[Any]:

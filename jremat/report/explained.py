@@ -36,12 +36,12 @@ def of_values(found: Explanation, title: str, *, every: bool = False) -> Table:
         table.add_row(
             part, *blank, human(total) if total else "", _share(total, held), _cost(again), "", "", style="bold"
         )
-        large = [row for row in rows if every or not _small(row, held)]
+        large = [row for row in rows if every or not is_small(row, held)]
         for row in large:
             table.add_row(*_cells(row, held, plan))
         rest = len(rows) - len(large)
         if rest:
-            small = _sums([row for row in rows if _small(row, held)])[0]
+            small = _sums([row for row in rows if is_small(row, held)])[0]
             size = human(small) if small else ""
             table.add_row(f"  {rest} small value{'s' * (rest > 1)}", *blank, size, _share(small, held), "", "", "")
     return table
@@ -142,23 +142,21 @@ def _changed_cells(change: Change) -> tuple[str, ...]:
 
 
 def _cells(row: Row, held: int, plan: bool) -> list[str]:
-    shape = f"{_SHORT.get(row.dtype, row.dtype)}[{','.join(map(str, row.shape))}]"
-    copies = f" ×{row.copies}" if row.copies > 1 else ""
     kept = row.fate != "recomputed"
     return [
         f"  {row.value}",
         *([row.layers] if plan else []),
         FATE_WORDS[row.fate],
-        f"{shape}{copies}",
+        shape_text(row),
         human(row.bytes) if kept else "",
         _share(row.bytes, held) if kept else "",
         _cost(row.recompute_flops),
         row.source.partition(" ")[0],
-        f"{row.why}; for {_needed(row.read_by)}" if kept and row.read_by else row.why if kept else "",
+        f"{row.why}; for {needed(row.read_by)}" if kept and row.read_by else row.why if kept else "",
     ]
 
 
-def _needed(readers: Sequence[str]) -> str:
+def needed(readers: Sequence[str]) -> str:
     """The first of those who need a value; of a replay the modules alone."""
     short = [
         r.partition(" of ")[2] and f"replay of {r.partition(' of ')[2]}" if r[:7] == "replay:" else r for r in readers
@@ -167,10 +165,17 @@ def _needed(readers: Sequence[str]) -> str:
     return ", ".join(short[:2]) + (f" and {len(short) - 2} more" if len(short) > 2 else "")
 
 
+def shape_text(row: Row) -> str:
+    """Dtype, shape and copies: ``bf16[8,1024,768] ×12``."""
+    copies = f" ×{row.copies}" if row.copies > 1 else ""
+    return f"{_SHORT.get(row.dtype, row.dtype)}[{','.join(map(str, row.shape))}]{copies}"
+
+
 _SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int32": "i32", "uint32": "u32"}
 
 
-def _small(row: Row, held: int) -> bool:
+def is_small(row: Row, held: int) -> bool:
+    """Whether a value is told together with others: next to no bytes of all that are held, and no matmul."""
     kept = row.fate != "recomputed"
     return not row.recompute_flops and (row.fetched or row.bytes < SMALL_SHARE * held if kept else not _tagged(row))
 

@@ -1,0 +1,133 @@
+"""What is alive at every moment of a step, by line of the ledger: the data of a picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from jremat.graph.peak import Moment, Peak, PeakBuffer
+from jremat.report.parts import module_of
+
+LINES = {
+    "argument": "arguments",
+    "optimizer state": "optimizer state",
+    "result": "results",
+    "gradient": "gradients",
+    "weights cast": "weights, cast",
+    "kept activation": "kept for the backward pass",
+    "logits and loss": "logits and loss",
+    "recomputed": "made again",
+    "activation": "work of the moment",
+    "workspace": "workspace",
+    "other": "other",
+}
+"""The lines, by what the peak calls them, in the order in which they are stacked: what stays longest at the bottom."""
+
+MOST_BUFFERS = 1500
+"""Buffers that are told one by one, the largest; the lines hold all of them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One moment.
+
+    Args:
+        alive_bytes: all lines together.
+        phase: ``forward``, ``backward``, ``recompute`` or ``update``.
+        operation, place, source: what runs, in which module, at which of the user's lines.
+        depth: of how many loops it is inside; a loop's body is shown once.
+    """
+
+    alive_bytes: int
+    phase: str
+    operation: str
+    place: str
+    source: str
+    depth: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step's memory, moment by moment.
+
+    Args:
+        peak_bytes: the most that is ever alive.
+        peak_step: when.
+        points: every moment, in program order.
+        lines: (name, bytes at each moment), in the order in which they are stacked; they sum to ``alive_bytes``.
+        buffers: the largest, each with its line and the first and last moment at which it is alive.
+        untold: how many buffers are left out of ``buffers``.
+        assumptions: that the prediction rests on.
+    """
+
+    peak_bytes: int
+    peak_step: int
+    points: tuple[Point, ...]
+    lines: tuple[tuple[str, tuple[int, ...]], ...]
+    buffers: tuple[PeakBuffer, ...]
+    untold: int
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def timeline(peak: Peak) -> Timeline:
+    """The lines of a predicted peak."""
+    moments = peak.timeline
+    buffers = tuple(replace(buffer, kind=_kind(buffer, moments)) for buffer in peak.buffers)
+    found = {kind: _alive([b for b in buffers if b.kind == kind], len(moments)) for kind in LINES}
+    told = [sum(values) for values in zip(*found.values())]
+    # What the peak counts beside buffers, such as the table of pointers in which results are handed back.
+    found["other"] = [more + m.alive_bytes - sum_ for more, m, sum_ in zip(found["other"], moments, told)]
+    lines = tuple((LINES[kind], tuple(values)) for kind, values in found.items() if any(values))
+    return Timeline(
+        peak_bytes=peak.peak_bytes,
+        peak_step=peak.peak_step,
+        points=tuple(map(_point, moments)),
+        lines=lines,
+        buffers=buffers[:MOST_BUFFERS],
+        untold=max(len(buffers) - MOST_BUFFERS, 0),
+        assumptions=peak.assumptions,
+    )
+
+
+def _kind(buffer: PeakBuffer, moments: Sequence[Moment]) -> str:
+    """What the peak calls it, but kept where it waits for the backward pass, whatever made it."""
+    kind = buffer.kind if buffer.kind in LINES else "other"
+    later = ("backward", "recompute")
+    waits = moments[min(buffer.dies, len(moments) - 1)].phase in later and moments[buffer.born].phase not in later
+    return "kept activation" if kind == "activation" and waits else kind
+
+
+def _alive(buffers: Sequence[PeakBuffer], steps: int) -> list[int]:
+    """Bytes alive at each moment, from what is born and what dies."""
+    change = [0] * (steps + 1)
+    for buffer in buffers:
+        change[buffer.born] += buffer.nbytes
+        change[min(buffer.dies, steps - 1) + 1] -= buffer.nbytes
+    alive, total = [], 0
+    for more in change[:steps]:
+        total += more
+        alive.append(total)
+    return alive
+
+
+def _point(moment: Moment) -> Point:
+    return Point(
+        moment.alive_bytes, moment.phase, moment.operation, module_of(moment.scope), moment.source, moment.layer
+    )
+
+
+def said(found: Timeline) -> str:
+    """The peak in a line: where the program is then.
+
+    >>> said(Timeline(2, 0, (Point(2, "forward", "sin", "mlp", "net.py:3 (f)", 1),), (), (), 0, ()))
+    'forward, sin of mlp, net.py:3 (f), inside a loop'
+    """
+    if not found.points:
+        return "nothing runs"
+    point = found.points[found.peak_step]
+    what = f"{point.operation}{f' of {point.place}' if point.place else ''}"
+    loop = ", inside a loop" if point.depth else ""
+    return f"{point.phase}, {what}{f', {point.source}' if point.source else ''}{loop}"
