@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jremat.check.liveness import peak_bytes
 from jremat.check.rewrite import inlined
 from jremat.check.sites import Site, bodies, graph_of_jaxpr, sites_of
 from jremat.graph.arguments import take_apart
 from jremat.graph.flops import FlopCount, Flops, flops
 from jremat.graph.graph import Graph
+from jremat.graph.peak import Peak, traced_peak
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import bind, capture, live
 from jremat.policy import Policy
@@ -61,9 +61,14 @@ class Subject:
         return core.jaxpr_as_fun(self.closed)(*arrays)
 
     @cached_property
+    def step(self) -> Callable[..., Any]:
+        """Its value and its gradient by every floating-point input."""
+        return gradient_of(self, self.avals)
+
+    @cached_property
     def gradient(self) -> Any:
-        """The live program of its value and its gradient by every floating-point input, calls entered."""
-        closed = jax.make_jaxpr(gradient_of(self, self.avals))(*self.avals)
+        """The live program of ``step``, calls entered."""
+        closed = jax.make_jaxpr(self.step)(*self.avals)
         # Differentiated once, a rule for differentiating again is a call like others.
         rules = {id(eqn) for body in bodies(closed) for eqn in body.eqns if eqn.primitive.name == "custom_jvp_call"}
         flat = jax.make_jaxpr(lambda *arrays: inlined(closed.jaxpr, closed.consts, arrays, rules))(*self.avals)
@@ -71,8 +76,13 @@ class Subject:
 
     @cached_property
     def flops(self) -> Flops:
-        """Of its gradient."""
-        return flops(gradient_of(self, self.avals), *self.avals)
+        """Of ``step``."""
+        return flops(self.step, *self.avals)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The memory of ``step``, predicted."""
+        return traced_peak(self.step, *self.avals)
 
     @property
     def recomputed(self) -> int:
@@ -111,11 +121,6 @@ class Subject:
     def _refuse_refs(self) -> None:
         if any("Ref" in type(v.aval).__name__ for v in (*self.jaxpr.invars, *self.jaxpr.constvars)):
             raise NotImplementedError("a Ref can't be listed among what is kept")
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """The most that its gradient holds at a time beside its inputs; see ``liveness``."""
-        return peak_bytes(self.gradient)
 
     def without(self, sites: Sequence[Site]) -> "Subject":
         """The same program, some of its remats taken away."""

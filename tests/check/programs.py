@@ -266,23 +266,24 @@ def routed(policy):
 
 
 def big_then_small(policy):
-    """A row of a table by rank (the comparisons are large, the choice is small), then a gradient as large."""
+    """The scores are large, the choice from them is small, and while they are made again a large gradient waits."""
 
-    def choose(x, table):
-        place = (x[:, :1] > table[None, :, 0]).astype(jnp.int32).sum(-1)
-        return jnp.sin(table[tag(place, "choice")] * x[:, :1])
+    def choose(x, table, row):
+        place = (x @ table.T > 0).astype(jnp.int32).sum(-1, keepdims=True)
+        return tag(place, "choice") * row
 
-    def loss(x, table, head):
-        chosen = jax.checkpoint(choose, policy=policy)(x, table)
-        return jnp.sin(chosen.mean(0) @ head).sum()
+    def loss(x, table, row, head):
+        chosen = jax.checkpoint(choose, policy=policy)(x, table, row)
+        return jnp.sin(jnp.sin(chosen) @ head).sum()
 
     return loss
 
 
 TABLE = (
-    jax.ShapeDtypeStruct((512, H), jnp.float32),
     jax.ShapeDtypeStruct((1024, H), jnp.float32),
-    jax.ShapeDtypeStruct((H, 2**15), jnp.float32),
+    jax.ShapeDtypeStruct((16384, H), jnp.float32),
+    jax.ShapeDtypeStruct((8192,), jnp.float32),
+    jax.ShapeDtypeStruct((8192, H), jnp.float32),
 )
 
 
@@ -294,7 +295,10 @@ def grouped(plan, layers):
 
 
 def deep(layers):
-    return jax.ShapeDtypeStruct((layers, H, H), jnp.float32), X
+    return jax.ShapeDtypeStruct((layers, H, H), jnp.float32), LONG
+
+
+LONG = jax.ShapeDtypeStruct((2**16, H), jnp.float32)  # 4 MiB: what is small a compiler makes again for nothing
 
 
 def scan_inside(ws, x):
@@ -309,8 +313,8 @@ class Layer(nn.Module):
 
 def remat_scan(lengths):
     stack = nn.remat_scan(Layer, lengths=lengths)()
-    variables = jax.eval_shape(stack.init, jax.random.key(0), X)
-    return Case(lambda v, x: stack.apply(v, x).sum(), (variables, X))
+    variables = jax.eval_shape(stack.init, jax.random.key(0), LONG)
+    return Case(lambda v, x: stack.apply(v, x).sum(), (variables, LONG))
 
 
 FAULTS: dict[str, list[Case]] = {
@@ -361,7 +365,7 @@ FAULTS: dict[str, list[Case]] = {
     "decision-rerun": [Case(routed(FULL), (X, W))],
     "group-size": [
         Case(grouped("every_k:8", 16), deep(16)),
-        Case(lambda w, x: wide(x, w), (W, X), {"policy": policies.get("every_k:8"), "num_layers": 16}),
+        Case(lambda w, x: wide(x, w), (W, LONG), {"policy": policies.get("every_k:8"), "num_layers": 16}),
         remat_scan((2, 8)),
     ],
     "peak-rises": [Case(big_then_small(FULL), TABLE)],
@@ -394,7 +398,7 @@ CLEAN: dict[str, list[Case]] = {
     "decision-rerun": [Case(routed(JAX.save_only_these_names("router")), (X, W))],
     "group-size": [
         Case(grouped("every_k:2", 16), deep(16)),
-        Case(lambda w, x: wide(x, w), (W, X), {"policy": policies.get("full"), "num_layers": 16}),
+        Case(lambda w, x: wide(x, w), (W, LONG), {"policy": policies.get("full"), "num_layers": 16}),
     ],
     "peak-rises": [Case(big_then_small(JAX.save_only_these_names("choice")), TABLE)],
 }

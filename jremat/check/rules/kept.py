@@ -16,8 +16,6 @@ from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, opened, user_l
 from jremat.policy import OFFLOAD, RECOMPUTE
 from jremat.policy.ops import tagged_name
 
-# Of what its body keeps by itself, a remat that saves no more than this saves nothing.
-_NOTHING = 0.1
 # A key has at most four words; a mask has more elements.
 _KEY_WORDS = 16
 _BITS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "random_gamma"})
@@ -30,15 +28,15 @@ def _saves_nothing(subject: Subject) -> Iterator[Finding]:
             continue
         bare = subject.without([site])
         saved = bare.rows.device_bytes - subject.rows.device_bytes
-        if saved > _NOTHING * by_itself:
+        if saved > 0:
             continue
         left_out = _left_out(site)
         again = _all(subject.flops) - _all(bare.flops)
         if again > 0:
             yield Finding(
                 rule=SAVES_NOTHING.slug,
-                message=f"the remat saves {saved:,} bytes: what its body makes is kept by others that read it, or what "
-                "it starts from must be kept instead",
+                message="the remat saves nothing: what its body makes is kept by others that read it, or what it "
+                f"starts from must be kept instead ({-saved:,} bytes more)",
                 place=site.source,
                 cure="put the readers inside the same remat, or leave the value out of the whole block's policy "
                 "(jremat.checkpoint(block, policies.get('but:NAME'))), which discards it for all its readers",

@@ -1,19 +1,19 @@
 """Less kept, and yet more alive: groups too large, and reruns that need more than they save."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core
 
 from jremat.check.finding import Finding, Rule
-from jremat.check.liveness import timeline
 from jremat.check.sites import equations, is_loop, is_remat
 from jremat.check.subject import Subject
 from jremat.graph.flops import REMAT_SCOPE
+from jremat.graph.peak import Moment
 from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, loop_parts, opened, scopes, user_line
 
-# The estimate of peaks is by program order. Group sizes are compared within one program, two programs less exactly.
+# Peaks are predicted. Group sizes are compared within one program, two programs less exactly.
 _TOLERANCE = 1.05
 _BETWEEN_PROGRAMS = 1.2
 
@@ -53,16 +53,14 @@ class Groups:
         return min(range(1, self.size + 1), key=lambda size: (self.peak_bytes(size), size))
 
 
-def groups_of(jaxpr: Any) -> Iterator[Groups]:
+def groups_of(subject: Subject) -> Iterator[Groups]:
     """The groups of a gradient's program: backward loops in which a rerun stacks what several layers keep."""
-    jaxpr = opened(jaxpr)
+    jaxpr = subject.gradient
     stacked = {v for eqn in jaxpr.eqns if eqn.primitive.name == "scan" for v in eqn.outvars}
-    line: list[int] = []
-    for i, eqn in enumerate(jaxpr.eqns):
+    for eqn in jaxpr.eqns:
         replay = next(_replays(eqn.params["jaxpr"], False), None) if eqn.primitive.name == "scan" else None
         if replay is None:
             continue
-        line = line or timeline(jaxpr)
         count, given = eqn.params["length"], eqn.invars[sum(loop_parts(eqn)) :]
         kept = sum(aval_bytes(v.aval) for v in given if not isinstance(v, core.Literal) and v in stacked)
         turns, stack_bytes = replay
@@ -73,10 +71,20 @@ def groups_of(jaxpr: Any) -> Iterator[Groups]:
             max(size, turns),  # the last layer of a group may stand after the loop
             kept // count,
             stack_bytes // turns,
-            line[i],
-            max((held for k, held in enumerate(line) if k != i), default=0),
+            *_most_alive(subject.peak.timeline),
             user_line(eqn) or next((line_of for _, line_of in inside if line_of), ""),
         )
+
+
+def _most_alive(moments: Sequence[Moment]) -> tuple[int, int]:
+    """The most that is alive while groups are replayed and taken back, and at any other time."""
+    again = [m.step for m in moments if m.phase == "recompute" and m.layer > 0]
+    end = max(again, default=-1)
+    while end + 1 < len(moments) and moments[end + 1].layer > 0:
+        end += 1  # the loop that replays a group then takes it back
+    during = range(min(again, default=0), end + 1)
+    held = [max((m.alive_bytes for m in moments if (m.step in during) == when), default=0) for when in (True, False)]
+    return held[0], held[1]
 
 
 def _replays(jaxpr: Any, inside: bool) -> Iterator[tuple[int, int]]:
@@ -94,7 +102,7 @@ def _replays(jaxpr: Any, inside: bool) -> Iterator[tuple[int, int]]:
 
 
 def _group_size(subject: Subject) -> Iterator[Finding]:
-    for groups in groups_of(subject.gradient):
+    for groups in groups_of(subject):
         now, best = groups.peak_bytes(groups.size), groups.best
         least = groups.peak_bytes(best)
         if now > _TOLERANCE * least:
@@ -115,7 +123,7 @@ def _rises(subject: Subject) -> Iterator[Finding]:
     bare = subject.bare or subject.without(subject.sites)
     if subject.rows.total_bytes >= bare.rows.total_bytes:
         return
-    if subject.peak_bytes > _BETWEEN_PROGRAMS * bare.peak_bytes:
+    if subject.peak.temp_bytes > _BETWEEN_PROGRAMS * bare.peak.temp_bytes:
         first = subject.sites[0].source if subject.sites else ""
         yield Finding(
             rule=PEAK_RISES.slug,
@@ -124,7 +132,7 @@ def _rises(subject: Subject) -> Iterator[Finding]:
             place=first,
             cure="keep what is small and dear to make again (a reduction's result, a decision, a kernel's output) by "
             "name; or remat smaller pieces",
-            cost_bytes=subject.peak_bytes - bare.peak_bytes,
+            cost_bytes=subject.peak.temp_bytes - bare.peak.temp_bytes,
         )
 
 

@@ -9,7 +9,7 @@ from jremat.check.subject import Subject, work
 
 # Nearly all of a body's work: what a norm or a residual sum adds to a block is less than a tenth.
 _NEARLY_ALL = 0.9
-# The estimate of peaks is by program order; a remat that saves less than this share of the peak saves nothing.
+# A remat that saves less than this share of the predicted peak saves nothing.
 _SAME_PEAK = 0.95
 
 
@@ -40,7 +40,7 @@ def _whole_loss(subject: Subject) -> Iterator[Finding]:
         if not work(site.graph) or work(site.graph) < _NEARLY_ALL * work(subject.graph):
             continue
         bare = subject.without([site])
-        if subject.peak_bytes >= _SAME_PEAK * bare.peak_bytes and subject.recomputed > bare.recomputed:
+        if subject.peak.temp_bytes >= _SAME_PEAK * bare.peak.temp_bytes and subject.recomputed > bare.recomputed:
             yield Finding(
                 rule=WHOLE_LOSS.slug,
                 message="one remat stands around the whole loss: its rerun makes every activation before the first "
@@ -57,7 +57,7 @@ def _bare(subject: Subject) -> Iterator[Finding]:
         if scan is None:
             continue
         bare = subject.without([site])
-        if subject.peak_bytes >= _SAME_PEAK * bare.peak_bytes and subject.recomputed > bare.recomputed:
+        if subject.peak.temp_bytes >= _SAME_PEAK * bare.peak.temp_bytes and subject.recomputed > bare.recomputed:
             length = scan.params["length"]
             yield Finding(
                 rule=BARE_SCAN_BODY.slug,
