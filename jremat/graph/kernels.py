@@ -70,6 +70,8 @@ def _fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
         return False
     if op.name in FREE or len(readers) == 1:
         return True
+    if any(reader.name == "relaid" for reader in readers):
+        return False  # a kernel that moves what it makes doesn't make again what others need too
     # Making it in each of its readers must not move more bytes than writing it once, nor repeat dear arithmetic.
     if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes:
         return False
@@ -97,7 +99,7 @@ def _read_bytes(value: Value, depth: int = 6) -> int:
 
 def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
     """Whether a kernel can make ``value`` itself while it reads it."""
-    if user.name in FUSIBLE or user.name in LAYOUT or user.name in REDUCTIONS or user.name == "write to a stack":
+    if user.name in FUSIBLE or user.name in LAYOUT or user.name in REDUCTIONS or user.name in ("write to a stack", "relaid"):
         return True
     if user.name in IN_PLACE:
         return value is not user.inputs[0]

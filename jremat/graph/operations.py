@@ -17,7 +17,9 @@ class Value:
         users: the operations that read it.
         tag: the user's name of it.
         held: it needs no memory of this computation: an argument, or a slice of what the caller holds.
-        turned: a stack whose layout isn't the one that its shape says.
+        layout: how it lies in memory: ``""`` as its shape says, ``matmul`` the same, fresh from a matmul; ``turned`` a
+            matmul's result, transposed without moving data; ``mixed`` such a one that not every matmul can read;
+            ``settled`` laid out for its readers.
     """
 
     aval: Any
@@ -26,7 +28,7 @@ class Value:
     users: "list[Op]" = field(default_factory=list)
     tag: str | None = None
     held: bool = False
-    turned: bool = False
+    layout: str = ""
 
 
 @dataclass(eq=False)

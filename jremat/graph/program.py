@@ -70,12 +70,15 @@ class _Reader:
         for value in inputs:
             value.users.append(op)
         self.ops.append(op)
+        layout = _layout(op)
+        for value in op.outputs:
+            value.layout = layout
         return op
 
     def _equations(self, jaxpr: Any, env: dict[Any, Value], call: Any) -> None:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            inputs = [self._value(v, env) for v in eqn.invars]
+            inputs = self._as_read(eqn, [self._value(v, env) for v in eqn.invars])
             tag = tagged_name(eqn.primitive, eqn.params)
             if tag is not None:
                 inputs[0].tag = inputs[0].tag or tag
@@ -86,6 +89,15 @@ class _Reader:
                 self._enter(eqn, inputs, env)
             else:
                 self._bind(eqn, inputs, env, call)
+
+    def _as_read(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        """Inputs in a layout that the operation can read: a copy stands before it where XLA can't do without."""
+        name = eqn.primitive.name
+        if name == "dot_general":
+            return [self._relaid(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
+        if name in FUSIBLE and len(inputs) > 1 and {"mixed", "matmul"} <= {v.layout for v in inputs}:
+            return [self._relaid(v, eqn, None) if v.layout == "matmul" else v for v in inputs]
+        return inputs
 
     def _enter(self, eqn: Any, inputs: list[Value], env: dict[Any, Value]) -> None:
         inner = opened(inner_jaxprs(eqn)[0][0])
@@ -130,7 +142,7 @@ class _Reader:
         sliced = [k >= consts + carry for k in range(len(body.invars))]
         carried = [consts + k if k < carry else None for k in range(len(body.outvars))]
         inner = self.computation(body, sliced, carried)
-        inputs = [self._relaid(v, eqn, call) if cut and v.turned else v for cut, v in zip(sliced, inputs)]
+        inputs = [self._relaid(v, eqn, call) if cut and v.layout in ("turned", "mixed") else v for cut, v in zip(sliced, inputs)]
         stacks = [v.aval for v in eqn.outvars[carry:]]
         # the stacks are zeroed before the loop and written in place
         zeros = [self._op("zeros", eqn, call, [], [aval]).outputs[0] for aval in stacks]
@@ -139,12 +151,17 @@ class _Reader:
         op.in_place |= {carry + k: len(inputs) + k for k in range(len(stacks))}
         op.inner = (inner,)
         for made, value in zip(op.outputs[carry:], inner.outputs[carry:]):
-            made.turned = _turned(value)
+            made.layout = value.layout if value.layout in ("turned", "mixed") else ""
         return op.outputs
 
-    def _relaid(self, stack: Value, eqn: Any, call: Any) -> Value:
-        """A stack in the layout that a loop over it reads: XLA lays the whole of it out anew."""
-        return self._op("relaid", eqn, call, [stack], [stack.aval]).outputs[0]
+    def _relaid(self, value: Value, eqn: Any, call: Any) -> Value:
+        """A copy in another layout; one serves all of its readers."""
+        for user in value.users:
+            if user.name == "relaid":
+                return user.outputs[0]
+        copy = self._op("relaid", eqn, call, [value], [value.aval]).outputs[0]
+        copy.layout = "settled"
+        return copy
 
     def _while(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
         skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -156,20 +173,25 @@ class _Reader:
         return op.outputs
 
 
-def _turned(value: Value) -> bool:
-    """Whether a value has the layout of a matmul whose result was transposed: XLA moves no data for that."""
-    waiting, seen = [value], {value}
-    while waiting:
-        value = waiting.pop()
-        maker = value.maker
-        if maker is None:
-            continue
-        if turns_matmul(maker):
-            return True
-        if maker.name in FUSIBLE:
-            waiting += [v for v in maker.inputs if v not in seen]
-            seen.update(maker.inputs)
-    return False
+def _layout(op: Op) -> str:
+    """How the result lies in memory, as far as it isn't as its shape says; see ``Value.layout``."""
+    if op.name == "dot_general":
+        return "matmul"
+    if op.name == "transpose":
+        given = op.inputs[0]
+        if given.layout != "matmul":
+            return ""
+        order = [axis for axis in op.eqn.params["permutation"] if op.eqn.invars[0].aval.shape[axis] != 1]
+        batch = 0
+        while batch < len(order) and order[batch] == sorted(order)[batch]:
+            batch += 1
+        # two axes change places: any matmul can read it; of three or more some can't
+        return "turned" if len(order) - batch <= 2 else "mixed"
+    if op.name not in FUSIBLE or not op.outputs:
+        return ""
+    size = math.prod(op.outputs[0].aval.shape)
+    found = {v.layout for v in op.inputs if math.prod(v.aval.shape) == size}
+    return next((layout for layout in ("settled", "mixed", "turned", "matmul") if layout in found), "")
 
 
 def _passes_on(name: str, eqn: Any) -> bool:
