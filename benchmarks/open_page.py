@@ -95,7 +95,7 @@ def report(browser: str, page: Path, out: Path, scratch: Path) -> int:
     grey.write_text(text.replace("</head>", "<style>html{filter:grayscale(1)}</style></head>"), encoding="utf-8")
     for name, shown in (("explain", page), ("explain-grey", grey)):
         shot = out / f"{name}.png"
-        run(browser, scratch, shown, f"--screenshot={shot.absolute()}", "--window-size=1320,2600")
+        run(browser, scratch, shown, f"--screenshot={shot.absolute()}", "--window-size=1320,4200")
         print(f"picture {shot}")
     probed = scratch / "probed.html"
     head, _, tail = text.rpartition("</body>")

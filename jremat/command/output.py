@@ -113,7 +113,8 @@ def tell(subject: Subject) -> "Told":
 
     call = take_apart(subject.forward, subject.args, subject.kwargs)
     found = explain_call(call, Rules(subject.rules, subject.num_layers))
-    return Told(found, timeline(traced_peak(subject.step, *subject.step_args, donate=subject.donated)))
+    peak = traced_peak(subject.step, *subject.step_args, donate=subject.donated)
+    return Told(found, timeline(peak, found))
 
 
 def _figures(told: "Told") -> dict[str, Any]:

@@ -12,6 +12,9 @@ const PAINT = {
 };
 const PHASE = { forward: "#dfe7f2", backward: "#c3cbd6", recompute: "#f6e7c4", update: "#ffffff" };
 
+// One scale for all charts of a page, so that they can be compared by eye.
+const TOP_BYTES = data.timelines.reduce((most, one) => Math.max(most, one.peak_bytes), 1) * 1.04;
+
 function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let k = 0;
@@ -44,7 +47,7 @@ class Chart {
   constructor(root, timeline, index) {
     Object.assign(this, { root, timeline, index, steps: timeline.points.length, at: timeline.peak_step });
     this.box = root.querySelector(".chart");
-    this.top = Math.max(...timeline.points.map((point) => point.alive_bytes)) * 1.04 || 1;
+    this.top = TOP_BYTES;
     this.draw();
     this.listen();
     this.go(this.at, false);
@@ -183,24 +186,29 @@ class Chart {
     html("code", point.source, now);
     this.tables(this.at);
   }
+  swatch(line, parent) {
+    const box = node("svg", { class: "swatch", viewBox: "0 0 24 14", "aria-hidden": "true" }, parent);
+    node("rect", { width: 24, height: 14, fill: this.paint(line) }, box);
+  }
   tables(step) {
     const legend = this.root.querySelector(".legend tbody"), alive = this.root.querySelector(".alive tbody");
     legend.replaceChildren();
     for (const [line, values] of [...this.timeline.lines].reverse()) {
       const row = html("tr", null, legend), head = html("th", null, row);
       head.scope = "row";
-      const swatch = node("svg", { class: "swatch", viewBox: "0 0 24 14", "aria-hidden": "true" }, head);
-      node("rect", { width: 24, height: 14, fill: this.paint(line) }, swatch);
+      this.swatch(line, head);
       head.append(line);
       html("td", values[step] ? size(values[step]) : "–", row, "n");
     }
     alive.replaceChildren();
-    for (const buffer of this.alive(step).slice(0, 12)) {
+    for (const buffer of this.alive(step).slice(0, 10)) {
       const row = html("tr", null, alive);
       html("td", buffer.name, row, "value");
       html("td", size(buffer.nbytes), row, "n");
-      html("td", data.lines[buffer.kind], row);
-      html("td", buffer.source, row, "source");
+      const line = html("td", null, row, "line");
+      this.swatch(data.lines[buffer.kind], line);
+      line.append(data.lines[buffer.kind]);
+      html("td", buffer.source.split(" ")[0], row, "source").title = buffer.source;
     }
   }
 }

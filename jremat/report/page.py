@@ -168,15 +168,15 @@ def _row(row: Row, held: int, plan: bool) -> str:
         + _cell(human(row.bytes) if kept else "", "n")
         + (_bar(row.bytes, held) if kept else "<td></td>")
         + _cell(_cost(row.recompute_flops), "n")
-        + _cell(row.source, "source")
+        + _line(row.source)
         + f'<td class="why"{title}>{escape(row.why + readers if kept else "")}</td></tr>'
     )
 
 
 def _bar(part: int, whole: int) -> str:
     share = part / whole
-    width = f'<span class="barbox"><span class="bar" style="width:{4.2 * share:.2f}rem"></span></span>'
-    return f"<td>{f'{share:.1%}{width}' if part else ''}</td>"
+    bar = f'<span class="percent">{share:.1%}</span><span class="bar" style="width:{4 * share:.2f}rem"></span>'
+    return f'<td class="share">{bar if part else ""}</td>'
 
 
 def _segments(found: Explanation) -> str:
@@ -201,7 +201,7 @@ def _changes(before: Explanation, after: Explanation) -> str:
             rows.append(
                 f"<tr>{_cell(change.part)}{_cell(change.value, 'value')}{_cell(str(change.before))}"
                 f"{_cell(str(change.after))}{_cell(changed(more, 'bytes'), 'n')}{_cell(changed(again, 'flops'), 'n')}"
-                f"{_cell(change.source, 'source')}</tr>"
+                f"{_line(change.source)}</tr>"
             )
     names = [found.policy or "as it is" for found in (before, after)]
     heads = _head(
@@ -247,6 +247,11 @@ def _head(*columns: tuple[str, str]) -> str:
 
 def _cell(text: str, kind: str = "") -> str:
     return f"<td{f' class={kind}' if kind else ''}>{escape(text)}</td>"
+
+
+def _line(source: str) -> str:
+    """File and line; the function when pointed at."""
+    return f'<td class="source" title="{escape(source)}">{escape(source.partition(" ")[0])}</td>'
 
 
 def _cost(flops: int) -> str:

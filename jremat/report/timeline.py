@@ -1,10 +1,12 @@
 """What is alive at every moment of a step, by line of the ledger: the data of a picture."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jremat.graph.peak import Moment, Peak, PeakBuffer
+from jremat.report.explain import Row
 from jremat.report.parts import module_of
 
 LINES = {
@@ -72,10 +74,20 @@ class Timeline:
         return asdict(self)
 
 
-def timeline(peak: Peak) -> Timeline:
-    """The lines of a predicted peak."""
+def timeline(peak: Peak, kept: Iterable[Row] = ()) -> Timeline:
+    """The lines of a predicted peak.
+
+    Args:
+        peak: as ``jremat.graph.peak`` predicts it.
+        kept: an explanation's rows, by which the stacks of a loop get the names of what is stacked in them.
+    """
     moments = peak.timeline
-    buffers = tuple(replace(buffer, kind=_kind(buffer, moments)) for buffer in peak.buffers)
+    names = _Names(kept)
+    buffers = tuple(
+        replace(buffer, kind=kind, name=names.of(buffer, kind))
+        for buffer in peak.buffers
+        for kind in (_kind(buffer, moments),)
+    )
     found = {kind: _alive([b for b in buffers if b.kind == kind], len(moments)) for kind in LINES}
     told = [sum(values) for values in zip(*found.values())]
     # What the peak counts beside buffers, such as the table of pointers in which results are handed back.
@@ -90,6 +102,24 @@ def timeline(peak: Peak) -> Timeline:
         untold=max(len(buffers) - MOST_BUFFERS, 0),
         assumptions=peak.assumptions,
     )
+
+
+class _Names:
+    """Names for buffers: of kept stacks those of the values in them, of arguments their path, short."""
+
+    def __init__(self, kept: Iterable[Row]) -> None:
+        self.stacks: dict[Any, list[str]] = {}
+        for row in kept:
+            if row.fate == "kept" and row.copies > 1:
+                self.stacks.setdefault(((row.copies, *row.shape), row.dtype), []).append(row.value)
+
+    def of(self, buffer: PeakBuffer, kind: str) -> str:
+        """Its name; equal stacks of one loop take the names of equal shape one after the other."""
+        if kind == "kept activation" and buffer.name == "scan":
+            names = self.stacks.get((buffer.shape, buffer.dtype), [])
+            return names.pop(0) if names else "stack of a loop"
+        path = re.fullmatch(r"argument \d+(?:\[\d+\])?(.+)", buffer.name)
+        return re.sub(r"\['([^']*)'\]", r".\1", path[1]).lstrip(".") if path else buffer.name
 
 
 def _kind(buffer: PeakBuffer, moments: Sequence[Moment]) -> str:
