@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jremat.graph import flops, trace
     from jremat.graph.peak import traced_peak
     from jremat.measure import Memory, fits, memory
+    from jremat.plan.planner import plan
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
     from jremat.transform.chain import stack
     from jremat.transform.checkpoint import checkpoint, residuals
@@ -44,6 +45,7 @@ __all__ = [
     "flops",
     "lint",
     "memory",
+    "plan",
     "remat",
     "residuals",
     "stack",
@@ -54,8 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "estimate":  # a package that can be called
-        return importlib.import_module("jremat.estimate")
+    if name in ("estimate", "plan"):  # packages that can be called
+        return importlib.import_module(f"jremat.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -83,7 +83,7 @@ def read_block(
     keep: Collection[str] = (),
     names_only: bool = False,
     fetched: int = 0,
-    link: Link | None = None,
+    host_link_bytes_per_second: float | None = None,
     static_argnames: str | Sequence[str] = (),
     **kwargs: Any,
 ) -> Block:
@@ -100,7 +100,7 @@ def read_block(
         names_only: only the user's own tags can be kept, as plain ``nn.remat`` hears them.
         fetched: so many of the arguments are a layer's parameters: what comes from their floating leaves alone (a cast
             to bfloat16) is made again by a stack, never kept.
-        link: to the host.
+        host_link_bytes_per_second: one direction; None: nothing is offloaded.
 
     Raises:
         ValueError: a name in ``keep`` that no value bears.
@@ -121,8 +121,11 @@ def read_block(
     nodes = _nodes(residuals, flat.jaxpr, cost(residuals), places, frozenset(keep))
     tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in flat.jaxpr.eqns]
     nodes, aliases = _without_doubles(nodes, tags)
+    forward = sum(cost(graph))
+    # A backward pass does the matmuls of two forward passes.
+    link = Link(host_link_bytes_per_second, forward, 2 * forward) if host_link_bytes_per_second else None
     problem = Problem(nodes, graph.fingerprint, link, aliases)
-    return Block(program, problem, sum(cost(graph)), graph.matmul_flops, names_only)
+    return Block(program, problem, forward, graph.matmul_flops, names_only)
 
 
 def _check_names(keep: Collection[str], graph: Graph) -> None:

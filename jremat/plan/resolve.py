@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from jremat.measure import Target, memory
+from jremat.graph.peak import traced_peak
+from jremat.measure import Target
+from jremat.measure import target as find_target
+from jremat.plan.block import Budget, best, least_bytes
+from jremat.plan.planner import StepOf, cost_of, plan
+from jremat.plan.program import read_block
+from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy, Request
 from jremat.transform.groups import best_group, every_k
 
@@ -13,29 +19,56 @@ def resolve(
     block: Callable[..., Any],
     *args: Any,
     num_layers: int,
-    target: str | Target = "cpu",
+    target: str | Target = "local",
+    step: StepOf | None = None,
     **options: Any,
 ) -> Policy | LayerPlan:
     """The policy or plan that ``request`` asks for, at the shapes of ``args``.
 
     Args:
-        request: ``sqrt``, from ``policies.get``.
+        request: from ``policies.get``.
         block: ``block(layer_parameters, carry, *shared)`` to the next carry.
         args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
         num_layers: of the stack.
-        target: what the peaks are compiled for, see ``jremat.measure.target``.
-        options: of ``jremat.measure.memory``.
+        target: what the step is for, see ``jremat.measure.target``.
+        step: the whole training step under a plan, see ``jremat.plan``; None: the gradient of the layers alone.
+        options: of ``jremat.plan``, for ``auto``.
 
     Returns:
-        For ``sqrt``: ``every_k`` with the group of least compiled peak.
+        ``sqrt``: groups of the size with the least traced peak. ``budget:B``: the choice of least time that keeps the
+        share B of what lies between full remat and none. ``overhead:S``: the choice that keeps least among those that
+        recompute at most the share S of the forward pass's matmul FLOPs. ``auto``: ``jremat.plan``'s.
 
     Raises:
-        ValueError: a kind of request that is not built yet.
+        ValueError: ``auto`` on a target whose memory is unknown; a memory that nothing fits.
+
+    >>> import jax.numpy as jnp
+    >>> w, x = jnp.ones((2, 16, 16)), jnp.ones((64, 16))
+    >>> half = Request("budget", 0.5, label="budget:0.5")
+    >>> policy = half.resolve(lambda w, x: jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), w, x, num_layers=4, target="cpu")
+    >>> len(policy.values)
+    1
     """
-    if request.kind != "sqrt":
-        raise ValueError(f"request: expected kind 'sqrt', the only one that is built so far, got {request.kind!r}")
+    kind = find_target(target)
+    if request.kind == "sqrt":
+        peak = lambda function, *shapes: traced_peak(function, *shapes).peak_bytes
+        return every_k(best_group(block, num_layers, *args, peak=peak))
+    if request.kind == "auto":
+        memory = None if request.amount is None else int(request.amount)
+        return plan(block, *args, num_layers=num_layers, hbm_bytes=memory, target=kind, step=step, **options).policy
+    assert request.amount is not None, "the grammar reads an amount"
+    cost = matmul_flops if request.kind == "overhead" else cost_of(kind)
+    read = read_block(block, *args, cost=cost, fetched=1, **options)
+    if request.kind == "budget":
+        most = read.problem.outcome(read.problem.marks).kept_bytes
+        found = best(read.problem, Budget(request.amount * most))
+    else:
+        # What comes from a layer's parameters alone is made again under any plan, and has no matmul in it.
+        found = least_bytes(read.problem, request.amount * read.forward_flops + _TRIFLES * read.forward_flops)
+    if found is None:
+        raise ValueError(f"policy: {request.spec!r} leaves no room for the values that must be kept")
+    return read.policy(found)
 
-    def peak(step: Callable[..., Any], *shapes: Any) -> int:
-        return memory(step, *shapes, target=target, num_buffers=0, **options).peak_bytes
 
-    return every_k(best_group(block, num_layers, *args, peak=peak))
+# ``matmul_flops`` charges a millionth for what is no matmul, so that ties go to the lighter choice.
+_TRIFLES = 1e-5

@@ -148,9 +148,8 @@ class Request:
 
     def resolve(self, block: Callable[..., Any], *args: Any, num_layers: int, **options: Any) -> "Policy | LayerPlan":
         """The policy or plan for ``num_layers`` of ``block`` at the shapes of ``args``; see ``jremat.plan.resolve``."""
-        from jremat.plan import (
-            resolve,
-        )  # the only arrow that points up: a wish is data, its fulfilment is the planner's
+        # The only arrow that points up: a wish is data, its fulfilment is the planner's.
+        from jremat.plan.resolve import resolve
 
         return resolve(self, block, *args, num_layers=num_layers, **options)
 

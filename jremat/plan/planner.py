@@ -1,0 +1,266 @@
+"""Bytes in, the fastest plan that fits out, with its proof."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jremat.graph import trace
+from jremat.graph.peak import traced_peak
+from jremat.measure import Target, memory
+from jremat.measure import target as find_target
+from jremat.measure.memory import versions
+from jremat.plan.program import read_block
+from jremat.plan.result import GIB, DoesNotFit, Kept, Plan, Point
+from jremat.plan.roofline import Cost, Roofline, matmul_flops
+from jremat.plan.search import Found, peaks_between, search
+from jremat.plan.stack import Choice, Stack
+from jremat.policy import FULL, LayerPlan, Policy
+from jremat.transform.chain import stack as run_stack
+from jremat.transform.checkpoint import checkpoint
+from jremat.transform.groups import gradient_step
+
+StepOf = Callable[[Policy | LayerPlan], tuple[Callable[..., Any], tuple[Any, ...]]]
+"""The whole step under a plan, and the shapes of its arguments."""
+
+Objective = Literal["seconds", "flops"]
+
+
+def plan(
+    f: Callable[..., Any],
+    *args: Any,
+    num_layers: int | None = None,
+    hbm_bytes: int | None = None,
+    host_bytes: int = 0,
+    target: str | Target = "local",
+    step: StepOf | None = None,
+    predict: Callable[[Policy | LayerPlan], int] | None = None,
+    objective: Objective | None = None,
+    cost: Cost | None = None,
+    also: Iterable[Policy | LayerPlan] = (),
+    keep: Collection[str] = (),
+    names_only: bool = False,
+    margin: float = 0.05,
+    compiles: int = 2,
+) -> Plan:
+    """The fastest plan whose step fits the memory, shown to fit by compiling it.
+
+    What is kept in a block is chosen exactly, by a 0/1 program on the program that a recompute runs; over the layers
+    two neighbouring choices of its frontier are mixed; below full remat layers share a replay. The peak of the whole
+    step is predicted from its program and confirmed by the compiler.
+
+    Args:
+        f: the forward function. With ``num_layers`` a block ``block(layer_parameters, carry, *shared)`` to the next
+            carry, as ``jremat.stack`` runs it; without, a function for ``jremat.checkpoint``.
+        args: its arguments, arrays or ``jax.ShapeDtypeStruct``, of one layer.
+        num_layers: L.
+        hbm_bytes: device memory; None: the target's own.
+        host_bytes: pinned host memory that may be used too, of all layers.
+        target: what the step is compiled for, see ``jremat.measure.target``.
+        step: ``step(plan)`` to the whole training step under a plan and the shapes of its arguments, so that weights,
+            gradients, optimizer, logits and loss count; None: the gradient of the layers alone.
+        predict: the peak of the whole step under a plan, in place of the traced one.
+        objective: ``seconds``, by roofline on the target's chip, or ``flops``, of matmuls; None: seconds where the
+            target is a chip that the table knows.
+        cost: of each operation, e.g. measured, in place of the roofline.
+        also: policies and plans to consider beside the planner's own.
+        keep: tags of values that must not be made twice, e.g. a router's logits.
+        names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
+        margin: share of the memory to leave free.
+        compiles: at most so many, where one of them fits; 0: none, the prediction is the answer.
+
+    Returns:
+        The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
+        ``.recompute_flops``, ``.step_seconds`` modelled, ``.frontier``, and in words what it keeps.
+
+    Raises:
+        DoesNotFit: a ValueError that says by how much, with the leanest plan.
+        ValueError: an argument out of range; a target whose memory or chip is unknown, where that is needed.
+
+    >>> block = lambda w, x: jnp.tanh(x @ w)
+    >>> w, x = jnp.ones((64, 64)), jnp.ones((512, 64))
+    >>> found = plan(block, w, x, num_layers=8, hbm_bytes=2**21, target="cpu")
+    >>> found.peak_bytes <= 0.95 * 2**21, found.objective
+    (True, 'flops')
+
+    Source: Jain et al. 2020, arXiv 1910.02653, for the program; Chen et al. 2016, arXiv 1604.06174, for groups.
+    """
+    kind = find_target(target)
+    memory_bytes = _memory_bytes(hbm_bytes, kind)
+    _check(num_layers, host_bytes, margin, compiles)
+    chosen = _objective(objective, cost, kind)
+    wanted = _Wanted(f, args, num_layers, step)
+    stack = _stack(wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep, names_only)
+    choices = stack.choices(also, host_bytes, groups=num_layers is not None and not names_only)
+    traced = predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes)
+    confirm = lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes
+    found = search(choices, int(memory_bytes * (1 - margin)), traced, confirm if compiles else None, max(compiles, 1))
+    base = _base_seconds(wanted, stack, kind) if chosen == "seconds" else None
+    result = _result(found, choices, stack, wanted, kind, memory_bytes, margin, chosen, base)
+    if not found.fits:
+        raise DoesNotFit(_why_not(result), result)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """What is to be planned."""
+
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    num_layers: int | None
+    step_of: StepOf | None
+
+    def step(self, plan: Policy | LayerPlan) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The whole step under a plan."""
+        if self.step_of is not None:
+            return self.step_of(plan)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), self.args)
+        if self.num_layers is None:
+            assert isinstance(plan, Policy), "a function without layers has one policy"
+            return _gradient(checkpoint(self.f, plan)), shapes
+        layer, *rest = shapes
+        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.num_layers, *leaf.shape), leaf.dtype), layer)
+        return gradient_step(run_stack(self.f, plan, num_layers=self.num_layers)), (stacked, *rest)
+
+
+def _gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Value and gradient of the mean of what ``f`` returns, by everything that floats."""
+    run = gradient_step(lambda args, _: f(*args))
+    return lambda *args: run(args, ())
+
+
+def _flat(step: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+    return step[0], *step[1]
+
+
+def _memory_bytes(hbm_bytes: int | None, kind: Target) -> int:
+    known = hbm_bytes if hbm_bytes is not None else kind.hbm_bytes
+    if known is None:
+        raise ValueError(f"hbm_bytes: the memory of target {kind.name!r} is unknown; say how many bytes there are")
+    if known <= 0:
+        raise ValueError(f"hbm_bytes: expected more than 0, got {known}")
+    return int(known)
+
+
+def _check(num_layers: int | None, host_bytes: int, margin: float, compiles: int) -> None:
+    if num_layers is not None and num_layers < 1:
+        raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
+    if host_bytes < 0:
+        raise ValueError(f"host_bytes: expected at least 0, got {host_bytes}")
+    if not 0 <= margin < 1:
+        raise ValueError(f"margin: expected a share from 0 to 1, got {margin}")
+    if compiles < 0:
+        raise ValueError(f"compiles: expected at least 0, got {compiles}")
+
+
+def _objective(objective: Objective | None, cost: Cost | None, kind: Target) -> Objective:
+    if objective not in (None, "seconds", "flops"):
+        raise ValueError(f"objective: expected 'seconds' or 'flops', got {objective!r}")
+    if objective == "seconds" and cost is None and kind.chip is None:
+        raise ValueError(
+            f"objective: target {kind.name!r} is no chip of the table, so no seconds can be modelled; "
+            "expected 'flops', or a cost of your own"
+        )
+    return objective or ("seconds" if kind.chip or cost else "flops")
+
+
+def cost_of(kind: Target, objective: Objective | None = None) -> Cost:
+    """Seconds on the target's chip, or matmul FLOPs where those are wanted or the chip is unknown."""
+    return matmul_flops if objective == "flops" or kind.chip is None else Roofline(kind.chip)
+
+
+def _stack(
+    wanted: _Wanted, cost: Cost, kind: Target, host_bytes: int, keep: Collection[str], names_only: bool
+) -> Stack:
+    link = kind.chip.host_link_bytes_per_second if kind.chip else None
+    block = read_block(
+        wanted.f,
+        *wanted.args,
+        cost=cost,
+        keep=keep,
+        names_only=names_only,
+        fetched=0 if wanted.num_layers is None else 1,
+        host_link_bytes_per_second=(link if cost is not matmul_flops else np.inf) if host_bytes else None,
+    )
+    out = jax.eval_shape(wanted.f, *wanted.args)
+    carry = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(out) if hasattr(leaf.dtype, "itemsize"))
+    return Stack(block, wanted.num_layers or 1, carry)
+
+
+def _base_seconds(wanted: _Wanted, stack: Stack, kind: Target) -> float | None:
+    """Modelled seconds of the whole step without recompute."""
+    if kind.chip is None:
+        return None
+    function, shapes = wanted.step(FULL)
+    whole = Roofline(kind.chip).total(trace(function, *shapes)) / kind.num_devices
+    return max(0.0, whole - stack.choice(FULL).recompute_seconds)
+
+
+def _result(
+    found: Found,
+    choices: tuple[Choice, ...],
+    stack: Stack,
+    wanted: _Wanted,
+    kind: Target,
+    memory_bytes: int,
+    margin: float,
+    objective: Objective,
+    base: float | None,
+) -> Plan:
+    choice, peaks = choices[found.place], peaks_between(choices, found.predicted)
+    frontier = tuple(
+        Point(c.plan.spec, c.kept_bytes, peak, c.recompute_seconds, c.recompute_flops)
+        for c, peak in zip(choices, peaks)
+    )
+    return Plan(
+        policy=choice.plan,
+        peak_bytes=found.compiled.get(found.place),
+        predicted_peak_bytes=found.predicted.get(found.place, peaks[found.place]),
+        hbm_bytes=memory_bytes,
+        margin=margin,
+        host_bytes=choice.host_bytes,
+        kept_bytes=choice.kept_bytes,
+        recompute_seconds=choice.recompute_seconds,
+        recompute_flops=choice.recompute_flops,
+        step_seconds=None if base is None else base + choice.recompute_seconds,
+        forward_flops=stack.block.forward_flops * stack.num_layers,
+        objective=objective,
+        kept=_kept(choice.plan, stack),
+        frontier=frontier,
+        compiles=len(found.compiled),
+        target=kind.label,
+        versions=versions(kind),
+        shapes=tuple(
+            f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(jax.eval_shape(lambda *a: a, *wanted.args))
+        ),
+    )
+
+
+def _kept(plan: Policy | LayerPlan, stack: Stack) -> tuple[Kept, ...]:
+    policies = [plan] * stack.num_layers if isinstance(plan, Policy) else list(plan.policies(stack.num_layers))
+    rows = []
+    for policy, same in groupby(policies):
+        layers, outcome = len(list(same)), stack.block.outcome(policy)
+        for place in outcome.held:
+            node = stack.block.problem.nodes[place]
+            without = stack.block.problem.outcome(
+                outcome.kept - {node.mark or ""}, outcome.offloaded - {node.mark or ""}
+            )
+            spared = without.recompute_seconds - outcome.recompute_seconds
+            where = "host" if node.mark in outcome.offloaded else "device"
+            rows.append(Kept(layers, node.name or node.primitive, node.nbytes, where, node.source, spared))
+    return tuple(sorted(rows, key=lambda row: -row.nbytes * row.layers))
+
+
+def _why_not(leanest: Plan) -> str:
+    peak = leanest.peak_bytes if leanest.peak_bytes is not None else leanest.predicted_peak_bytes
+    limit = leanest.hbm_bytes * (1 - leanest.margin)
+    return (
+        f"hbm_bytes: nothing fits in {limit / GIB:.2f} GiB ({leanest.hbm_bytes / GIB:.2f} less {leanest.margin:.0%}); "
+        f"the leanest plan, {leanest.policy.spec}, needs {peak / GIB:.2f} GiB, {(peak - limit) / GIB:.2f} more"
+    )

@@ -1,0 +1,170 @@
+"""What a planner says: the plan, its proof, and what else there was."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jremat.policy import LayerPlan, Policy
+from jremat.policy.plan_file import write
+
+GIB = 2**30
+
+
+class DoesNotFit(ValueError):
+    """Nothing fits the memory there is; ``leanest`` is the plan that comes nearest."""
+
+    def __init__(self, message: str, leanest: "Plan"):
+        super().__init__(message)
+        self.leanest = leanest
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One value that a plan keeps in a block.
+
+    Args:
+        layers: in how many layers.
+        name: the user's tag, or JAX's name of the operation that made it.
+        nbytes: in one layer.
+        where: ``device`` or ``host``.
+        source: the user's line.
+        spared_seconds: recompute, in one layer, that letting it go would add.
+    """
+
+    layers: int
+    name: str
+    nbytes: int
+    where: str
+    source: str
+    spared_seconds: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a frontier: no plan that was considered is both leaner and faster.
+
+    Args:
+        spec: of the plan.
+        kept_bytes: of all layers, over what full remat keeps.
+        predicted_peak_bytes: of the whole step.
+        recompute_seconds: modelled, of all layers.
+        recompute_flops: matmuls, of all layers.
+    """
+
+    spec: str
+    kept_bytes: int
+    predicted_peak_bytes: int
+    recompute_seconds: float
+    recompute_flops: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best plan for a memory.
+
+    Args:
+        policy: a policy of one block, or a plan over the layers.
+        peak_bytes: of the whole step as compiled for ``target``; None where nothing was to be compiled.
+        predicted_peak_bytes: before that, from the program alone.
+        hbm_bytes: of the device.
+        margin: the share of it that stays free.
+        host_bytes: kept in the host's memory.
+        kept_bytes: kept on the device, of all layers, over what full remat keeps.
+        recompute_seconds, recompute_flops: of all layers; the seconds are modelled, never measured.
+        step_seconds: of the whole step, modelled; None under an objective of FLOPs.
+        forward_flops: matmuls of one forward pass through the layers.
+        objective: ``seconds`` or ``flops``.
+        kept: what it keeps, most bytes first.
+        frontier: what else there is, fastest first.
+        compiles: how many it took.
+        target: what it was compiled for, as its label says.
+        versions: of JAX and of what compiled.
+        shapes: of the block's arguments.
+    """
+
+    policy: Policy | LayerPlan
+    peak_bytes: int | None
+    predicted_peak_bytes: int
+    hbm_bytes: int
+    margin: float
+    host_bytes: int
+    kept_bytes: int
+    recompute_seconds: float
+    recompute_flops: int
+    step_seconds: float | None
+    forward_flops: int
+    objective: str
+    kept: tuple[Kept, ...]
+    frontier: tuple[Point, ...]
+    compiles: int
+    target: str
+    versions: Mapping[str, str]
+    shapes: tuple[str, ...]
+
+    @property
+    def spec(self) -> str:
+        """What ``policies.get`` reads back; a plan of values without a name must be saved first.
+
+        Raises:
+            ValueError: such a plan isn't saved.
+        """
+        if self.policy.spec.startswith("plan:") or not self._by_value:
+            return self.policy.spec
+        raise ValueError("spec: this plan keeps values that bear no name; save it first: plan.save('plan.json').spec")
+
+    @property
+    def _by_value(self) -> bool:
+        every = (
+            [self.policy] if isinstance(self.policy, Policy) else [p for s in self.policy.segments for p in s.pattern]
+        )
+        return any(policy.values for policy in every)
+
+    @property
+    def recompute_share(self) -> float:
+        """Matmul FLOPs done again, as a share of one forward pass through the layers."""
+        return self.recompute_flops / max(self.forward_flops, 1)
+
+    def save(self, path: str | Path) -> "Plan":
+        """Write the plan as JSON, with the shapes and versions that it holds for; read back as ``plan:PATH``.
+
+        Returns:
+            The same plan under that spec.
+        """
+        facts = {
+            "shapes": list(self.shapes),
+            "versions": dict(self.versions),
+            "target": self.target,
+            "hbm_bytes": self.hbm_bytes,
+            "peak_bytes": self.peak_bytes,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "recompute_flops": self.recompute_flops,
+            "modelled_recompute_seconds": self.recompute_seconds if self.objective == "seconds" else None,
+        }
+        write(path, self.policy, **facts)
+        return replace(self, policy=replace(self.policy, label=f"plan:{path}"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure by name, ready for JSON."""
+        fields = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("policy", "versions")
+        }
+        fields |= {"kept": [dataclasses.asdict(k) for k in self.kept]}
+        fields |= {"frontier": [dataclasses.asdict(p) for p in self.frontier]}
+        return {"plan": self.policy.spec, **fields, "versions": dict(self.versions)}
+
+    def __str__(self) -> str:
+        peak = f"{self.peak_bytes / GIB:.2f} GiB {self.target}" if self.peak_bytes is not None else "not compiled"
+        step = f", step {self.step_seconds * 1e3:.1f} ms (modelled)" if self.step_seconds is not None else ""
+        lines = [
+            self.policy.spec,
+            f"  peak {peak}, predicted {self.predicted_peak_bytes / GIB:.2f}, "
+            f"of {self.hbm_bytes / GIB:.2f} less {self.margin:.0%}",
+            f"  recomputes {self.recompute_share:.1%} of the layers' forward matmul FLOPs{step}",
+        ]
+        lines += [
+            f"  keeps {k.name} ({k.nbytes * k.layers / 2**20:,.1f} MiB on the {k.where}, {k.layers} layers) {k.source}"
+            for k in self.kept
+        ]
+        return "\n".join(lines if self.kept else [*lines, "  keeps the layers' inputs only"])
