@@ -84,6 +84,7 @@ def under(flags: Explain, spec: str, f: Callable[..., Any], args: tuple[Any, ...
             "the function is then one block f(layer_parameters, carry, ...)"
         )
     forward: Callable[..., Any] = f
+    written = f, args
     if flags.layers:
         if len(args) < 2 or kwargs:
             raise ValueError("layers: expected a block f(layer_parameters, carry, ...), all by position")
@@ -94,7 +95,7 @@ def under(flags: Explain, spec: str, f: Callable[..., Any], args: tuple[Any, ...
         forward = jremat.checkpoint(f, policy)
     name = flags.function + (f", {flags.layers} layers" if flags.layers else "")
     step, step_args = gradient_step(forward, args, kwargs)
-    return Subject(name, forward, args, kwargs, policy, flags.layers or None, step, step_args)
+    return Subject(name, forward, args, kwargs, policy, flags.layers or None, step, step_args, (), written)
 
 
 def stacked(tree: Any, num_layers: int) -> Any:

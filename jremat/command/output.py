@@ -58,7 +58,9 @@ class Subject:
         num_layers: of the stack that a plan holds for, or None.
         step: what the memory's timeline is of, e.g. a whole training step, and its arguments.
         step_args: of it.
-        donated: the places among ``step_args`` whose memory the results take.
+        donated: the places among ``step_args`` whose memory the results take; a step without any updates nothing.
+        written: the function as its author wrote it, and its arguments, where the policy is put on it from outside:
+            what the lint reads, with the policy.
     """
 
     title: str
@@ -70,6 +72,7 @@ class Subject:
     step: Callable[..., Any]
     step_args: tuple[Any, ...]
     donated: tuple[int, ...] = ()
+    written: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
 
 def present(subject: Subject, against: Subject | None, output: Output) -> None:
@@ -114,7 +117,7 @@ def tell(subject: Subject) -> "Told":
     call = take_apart(subject.forward, subject.args, subject.kwargs)
     found = explain_call(call, Rules(subject.rules, subject.num_layers))
     peak = traced_peak(subject.step, *subject.step_args, donate=subject.donated)
-    return Told(found, timeline(peak, found))
+    return Told(found, timeline(peak, found, updates=bool(subject.donated)))
 
 
 def _figures(told: "Told") -> dict[str, Any]:
@@ -122,10 +125,13 @@ def _figures(told: "Told") -> dict[str, Any]:
 
 
 def lint(subject: Subject) -> Sequence[Any]:
-    """The findings of ``jremat.lint`` on the subject as it runs."""
+    """The findings of ``jremat.lint``."""
     import jremat
 
-    return jremat.lint(subject.forward, *subject.args, **subject.kwargs)
+    if subject.written is None:
+        return jremat.lint(subject.forward, *subject.args, **subject.kwargs)
+    f, args = subject.written
+    return jremat.lint(f, *args, policy=subject.rules, num_layers=subject.num_layers, **subject.kwargs)
 
 
 def quiet_pipe() -> int:

@@ -32,7 +32,8 @@ def read_arguments(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any
     >>> read_arguments(["f32[2,4]"])[0][0].shape
     (2, 4)
     """
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for text in texts:
         try:
             call = ast.parse(f"f({text})", mode="eval").body
@@ -63,7 +64,7 @@ def _value(node: ast.AST, text: str) -> Any:
         case ast.Tuple(elts=items):
             return tuple(_value(item, text) for item in items)
     try:
-        return ast.literal_eval(node)  # type: ignore[arg-type]
+        return ast.literal_eval(node)
     except ValueError as error:
         raise ValueError(f"args: expected an array such as f32[8,128], got {text!r}") from error
 

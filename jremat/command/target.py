@@ -91,10 +91,9 @@ def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., 
         made = found()
     except Exception as error:
         raise ValueError(f"function: {place}() raised {type(error).__name__}: {error}") from error
-    match made:
-        case (f, tuple() | list() as args) if callable(f):
-            return f, tuple(args), {}
-        case (f, tuple() | list() as args, dict() as kwargs) if callable(f):
+    if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
+        f, args, kwargs = (*made, {}) if len(made) == 2 else made
+        if isinstance(args, tuple | list) and isinstance(kwargs, dict):
             return f, tuple(args), kwargs
     raise ValueError(f"function: expected {place}() to return (f, args), args a tuple, got {_brief(made)}")
 

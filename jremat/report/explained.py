@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from jremat.report.changes import Change, changes
-from jremat.report.explain import Explanation, Row
+from jremat.report.explain import Explanation, Fate, Row
 from jremat.report.tables import changed, columns, human, human_flops
 
 SMALL_SHARE = 1e-3
 """Of all kept bytes: values below it that cost no matmul are told together, one line a part."""
 
-FATE_WORDS = {"kept": "kept", "offloaded": "host", "recomputed": "again"}
+FATE_WORDS: dict[Fate, str] = {"kept": "kept", "offloaded": "host", "recomputed": "again"}
 
 
 def of_values(found: Explanation, title: str, *, every: bool = False) -> Table:

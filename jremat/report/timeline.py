@@ -74,14 +74,15 @@ class Timeline:
         return asdict(self)
 
 
-def timeline(peak: Peak, kept: Iterable[Row] = ()) -> Timeline:
+def timeline(peak: Peak, kept: Iterable[Row] = (), *, updates: bool = True) -> Timeline:
     """The lines of a predicted peak.
 
     Args:
         peak: as ``jremat.graph.peak`` predicts it.
         kept: an explanation's rows, by which the stacks of a loop get the names of what is stacked in them.
+        updates: whether the step updates anything, or is a gradient alone.
     """
-    moments = peak.timeline
+    moments = peak.timeline if updates else _without_update(peak.timeline)
     names = _Names(kept)
     buffers = tuple(
         replace(buffer, kind=kind, name=names.of(buffer, kind))
@@ -101,6 +102,16 @@ def timeline(peak: Peak, kept: Iterable[Row] = ()) -> Timeline:
         buffers=buffers[:MOST_BUFFERS],
         untold=max(len(buffers) - MOST_BUFFERS, 0),
         assumptions=peak.assumptions,
+    )
+
+
+def _without_update(moments: Sequence[Moment]) -> tuple[Moment, ...]:
+    """What bears no scope of a derivative belongs to the pass that runs then."""
+    phases = [moment.phase for moment in moments]
+    turn = phases.index("backward") if "backward" in phases else len(phases)
+    return tuple(
+        replace(moment, phase="forward" if k < turn else "backward") if moment.phase == "update" else moment
+        for k, moment in enumerate(moments)
     )
 
 
