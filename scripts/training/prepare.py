@@ -21,6 +21,7 @@ from scripts.training.architecture import architecture
 from scripts.training.config import Run
 from scripts.training.data import Batches, open_corpus
 from scripts.training.files import Files, default_out, probe
+from scripts.training.lint import findings
 from scripts.training.optimizer import optimizer
 from scripts.training.progress import size
 from scripts.training.remat import Remat, remat
@@ -105,6 +106,7 @@ def prepare(run: Run) -> Job:
     step = train_step(model, adamw, run.seed)
     lowered = jax.jit(step, donate_argnums=0).lower(state, tokens)
     counted = jremat.flops(step, state, tokens)
+    warnings += findings(model, state.params, run.text.micro_batch, run.text.seq, run.seed)
     return Job(run, config, batches, plan, model, adamw, lowered, counted, files, described, resumed, tuple(warnings))
 
 
