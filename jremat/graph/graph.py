@@ -103,14 +103,24 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that are equal for equal graphs: primitives, shapes, dtypes and who reads whom."""
+        """Sixteen hex digits that are equal for equal graphs: primitives, shapes, dtypes and who reads whom.
+
+        Inputs and constants count in the order in which they are first read, whatever their order in the call: so a
+        block has the fingerprint that it has as a layer of a stack, where its arguments are sorted anew.
+        """
+        given: dict[str, str] = {}
+        made = {out for op in self.ops for out in op.outputs}
+
+        def called(value: str) -> str:
+            return value if value in made else given.setdefault(value, f"given{len(given)}")
+
         text = ";".join(
-            f"{op.id} {op.primitive} {' '.join(op.inputs)} -> "
+            f"{op.id} {op.primitive} {' '.join(map(called, op.inputs))} -> "
             + " ".join(f"{o}{self.values[o].dtype}{self.values[o].shape}" for o in op.outputs)
             + "".join(graph.fingerprint for graph in op.inner)
             for op in self.ops
         )
-        heads = " ".join(f"{self.values[i].dtype}{self.values[i].shape}" for i in self.inputs)
+        heads = " ".join(f"{self.values[i].dtype}{self.values[i].shape}" for i in given)
         return hashlib.sha256(f"{heads};{text}".encode()).hexdigest()[:16]
 
     @property
