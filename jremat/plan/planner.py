@@ -17,7 +17,7 @@ from jremat.measure.memory import versions
 from jremat.plan.program import read_block
 from jremat.plan.result import GIB, DoesNotFit, Kept, Plan, Point
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
-from jremat.plan.search import Found, peaks_between, search
+from jremat.plan.search import Found, PeakOf, peaks_between, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, LayerPlan, Policy
 from jremat.transform.chain import stack as run_stack
@@ -38,7 +38,7 @@ def plan(
     host_bytes: int = 0,
     target: str | Target = "local",
     step: StepOf | None = None,
-    predict: Callable[[Policy | LayerPlan], int] | None = None,
+    predict: PeakOf | None = None,
     objective: Objective | None = None,
     cost: Cost | None = None,
     also: Iterable[Policy | LayerPlan] = (),
@@ -67,7 +67,7 @@ def plan(
         objective: ``seconds``, by roofline on the target's chip, or ``flops``, of matmuls; None: seconds where the
             target is a chip that the table knows.
         cost: of each operation, e.g. measured, in place of the roofline.
-        also: policies and plans to consider beside the planner's own.
+        also: policies and plans to consider beside the planner's own, and to report in ``.beside``.
         keep: tags of values that must not be made twice, e.g. a router's logits.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
@@ -96,11 +96,14 @@ def plan(
     wanted = _Wanted(f, args, num_layers, step)
     stack = _stack(wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep, names_only)
     choices = stack.choices(also, host_bytes, groups=num_layers is not None and not names_only)
-    traced = predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes)
+    also = tuple(also)
+    # On several devices everything is cut; what is gathered from them is in the compiler's correction.
+    traced = predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices)
     confirm = lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes
     found = search(choices, int(memory_bytes * (1 - margin)), traced, confirm if compiles else None, max(compiles, 1))
     base = _base_seconds(wanted, stack, kind) if chosen == "seconds" else None
-    result = _result(found, choices, stack, wanted, kind, memory_bytes, margin, chosen, base)
+    beside = _beside(also, stack, traced)
+    result = _result(found, choices, beside, stack, wanted, kind, memory_bytes, margin, chosen, base)
     if not found.fits:
         raise DoesNotFit(_why_not(result), result)
     return result
@@ -198,12 +201,28 @@ def _base_seconds(wanted: _Wanted, stack: Stack, kind: Target) -> float | None:
         return None
     function, shapes = wanted.step(FULL)
     whole = Roofline(kind.chip).total(trace(function, *shapes)) / kind.num_devices
-    return max(0.0, whole - stack.choice(FULL).recompute_seconds)
+    return max(0.0, whole - stack.choice(FULL).recompute_seconds / kind.num_devices)
+
+
+def _beside(also: Iterable[Policy | LayerPlan], stack: Stack, traced: PeakOf) -> tuple[Point, ...]:
+    """The policies that the block understands, each with its own peak."""
+    points = []
+    for plan in also:
+        try:
+            points.append(_point(stack.choice(plan), traced(plan)))
+        except ValueError:  # a name that this model hasn't
+            continue
+    return tuple(points)
+
+
+def _point(choice: Choice, peak_bytes: int) -> Point:
+    return Point(choice.plan, choice.kept_bytes, peak_bytes, choice.recompute_seconds, choice.recompute_flops)
 
 
 def _result(
     found: Found,
     choices: tuple[Choice, ...],
+    beside: tuple[Point, ...],
     stack: Stack,
     wanted: _Wanted,
     kind: Target,
@@ -213,25 +232,23 @@ def _result(
     base: float | None,
 ) -> Plan:
     choice, peaks = choices[found.place], peaks_between(choices, found.predicted)
-    frontier = tuple(
-        Point(c.plan.spec, c.kept_bytes, peak, c.recompute_seconds, c.recompute_flops)
-        for c, peak in zip(choices, peaks)
-    )
+    seconds = choice.recompute_seconds / kind.num_devices
     return Plan(
         policy=choice.plan,
         peak_bytes=found.compiled.get(found.place),
         predicted_peak_bytes=found.predicted.get(found.place, peaks[found.place]),
         hbm_bytes=memory_bytes,
         margin=margin,
-        host_bytes=choice.host_bytes,
-        kept_bytes=choice.kept_bytes,
-        recompute_seconds=choice.recompute_seconds,
+        host_bytes=choice.host_bytes // kind.num_devices,
+        kept_bytes=choice.kept_bytes // kind.num_devices,
+        recompute_seconds=seconds,
         recompute_flops=choice.recompute_flops,
-        step_seconds=None if base is None else base + choice.recompute_seconds,
+        step_seconds=None if base is None else base + seconds,
         forward_flops=stack.block.forward_flops * stack.num_layers,
         objective=objective,
         kept=_kept(choice.plan, stack),
-        frontier=frontier,
+        frontier=tuple(map(_point, choices, peaks)),
+        beside=beside,
         compiles=len(found.compiled),
         target=kind.label,
         versions=versions(kind),
