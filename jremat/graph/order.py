@@ -91,27 +91,63 @@ def greedy(computation: Computation) -> list[Kernel]:
 
 
 def depth_first(computation: Computation) -> list[Kernel]:
-    """Operands before their readers; first those that many read, then those behind which most bytes stand."""
+    """Operands before their readers; first those that many read, then those behind which most bytes stand.
+
+    Readers and bytes are added up over all paths, up to a bound that both soon reach; then XLA's names decide.
+    """
     before = predecessors(computation)
-    readers = dict.fromkeys(before, 0)
-    for earlier in before.values():
-        for kernel in earlier:
-            readers[kernel] += 1
+    readers: dict[Value, int] = {}
+    for kernel in before:
+        for value in kernel.reads:
+            readers[value] = readers.get(value, 0) + 1
+    makers = {value: kernel for kernel in before for value in kernel.writes}
+    most_bytes = sum(defines(kernel) for kernel in before)
+    most_users = sum(max(2 * len(k.writes), 1) if len(k.writes) > 1 else 1 for k in before) + len(computation.inputs)
     extra: dict[Kernel, int] = {}
     sizes: dict[Kernel, int] = {}
-    most = sum(defines(kernel) for kernel in before)
-    for kernel in _walk(before, lambda earlier: earlier):
-        extra[kernel] = min(max(readers[kernel] - 1, 0) + sum(extra[k] for k in before[kernel]), len(before))
-        sizes[kernel] = min(defines(kernel) + sum(sizes[k] for k in before[kernel]), most)
-    return _walk(before, lambda earlier: sorted(earlier, key=lambda k: (-extra[k], -sizes[k])))
+
+    def rank(value: Value) -> tuple[int, int, str]:
+        """Of one operand: a result of several stands behind one instruction more."""
+        kernel = makers[value]
+        several = len(kernel.writes) > 1
+        users = extra[kernel] + (max(readers.get(value, 1) - 1, 0) if several else 0)
+        name = "get-tuple-element" if several else _NAMES.get(kernel.op.name, "loop_fusion")
+        return -min(users, most_users), -min(sizes[kernel], most_bytes), name
+
+    for kernel in _walk(before, lambda kernel: before[kernel]):
+        own = len(kernel.writes) if len(kernel.writes) > 1 else sum(readers.get(v, 0) for v in kernel.writes)
+        operands = [rank(v) for v in kernel.reads if v in makers]
+        extra[kernel] = min(max(own - 1, 0) - sum(users for users, _, _ in operands), most_users)
+        sizes[kernel] = min(defines(kernel) - sum(nbytes for _, nbytes, _ in operands), most_bytes)
+
+    def visit(kernel: Kernel) -> list[Kernel]:
+        operands = sorted((v for v in kernel.reads if v in makers), key=rank)
+        return list(dict.fromkeys([*(makers[v] for v in operands), *before[kernel]]))
+
+    return _walk(before, visit)
+
+
+_NAMES = {
+    "dot_general": "gemm_fusion",
+    "conv_general_dilated": "cudnn-conv",
+    "while": "while",
+    "scan": "while",
+    "convert_element_type": "loop_convert_fusion",
+    "zeros": "loop_broadcast_fusion",
+    "relaid": "input_transpose_fusion",
+    "reduce_sum": "input_reduce_fusion",
+    "reduce_max": "input_reduce_fusion",
+}
+"""How XLA begins the names of kernels: of equals the first in the alphabet is visited first."""
 
 
 def as_written(computation: Computation) -> list[Kernel]:
     """Operands before their readers, in the order in which they are read."""
-    return _walk(predecessors(computation), lambda earlier: earlier)
+    before = predecessors(computation)
+    return _walk(before, lambda kernel: before[kernel])
 
 
-def _walk(before: dict[Kernel, list[Kernel]], visit: Callable[[list[Kernel]], Sequence[Kernel]]) -> list[Kernel]:
+def _walk(before: dict[Kernel, list[Kernel]], visit: Callable[[Kernel], Sequence[Kernel]]) -> list[Kernel]:
     """Depth first from the results, each kernel after its predecessors."""
     order: dict[Kernel, None] = {}
     roots = [k for k in before if k.op.name == "result"] + [k for k in before if not k.writes]
@@ -125,7 +161,7 @@ def _walk(before: dict[Kernel, list[Kernel]], visit: Callable[[list[Kernel]], Se
                 order[kernel] = None
                 continue
             waiting.append((kernel, True))
-            waiting += [(k, False) for k in reversed(visit(before[kernel])) if k not in order]
+            waiting += [(k, False) for k in reversed(visit(kernel)) if k not in order]
     return list(order)
 
 

@@ -142,17 +142,28 @@ class _Reader:
         sliced = [k >= consts + carry for k in range(len(body.invars))]
         carried = [consts + k if k < carry else None for k in range(len(body.outvars))]
         inner = self.computation(body, sliced, carried)
-        inputs = [self._relaid(v, eqn, call) if cut and v.layout in ("turned", "mixed") else v for cut, v in zip(sliced, inputs)]
-        stacks = [v.aval for v in eqn.outvars[carry:]]
-        # the stacks are zeroed before the loop and written in place
-        zeros = [self._op("zeros", eqn, call, [], [aval]).outputs[0] for aval in stacks]
+        inputs = [
+            self._relaid(v, eqn, call) if cut and (v.layout in ("turned", "mixed") or _turns(v, slice_)) else v
+            for cut, v, slice_ in zip(sliced, inputs, inner.inputs)
+        ]
+        zeros = self._zeros(eqn, call, [v.aval for v in eqn.outvars[carry:]])
         op = self._op("scan", eqn, call, [*inputs, *zeros], [v.aval for v in eqn.outvars])
         op.in_place = {k: consts + k for k in range(carry)}
-        op.in_place |= {carry + k: len(inputs) + k for k in range(len(stacks))}
+        op.in_place |= {carry + k: len(inputs) + k for k in range(len(zeros))}
         op.inner = (inner,)
         for made, value in zip(op.outputs[carry:], inner.outputs[carry:]):
-            made.layout = value.layout if value.layout in ("turned", "mixed") else ""
+            made.layout = value.layout if value.layout in ("turned", "mixed", "matmul") else ""
         return op.outputs
+
+    def _zeros(self, eqn: Any, call: Any, avals: list[Any]) -> list[Value]:
+        """The stacks of a loop, zeroed before it and then written in place; those of one shape by one kernel."""
+        shapes: dict[Any, list[int]] = {}
+        for k, aval in enumerate(avals):
+            shapes.setdefault((aval.shape, aval.dtype), []).append(k)
+        made: dict[int, Value] = {}
+        for places in shapes.values():
+            made |= dict(zip(places, self._op("zeros", eqn, call, [], [avals[k] for k in places]).outputs))
+        return [made[k] for k in range(len(avals))]
 
     def _relaid(self, value: Value, eqn: Any, call: Any) -> Value:
         """A copy in another layout; one serves all of its readers."""
@@ -192,6 +203,12 @@ def _layout(op: Op) -> str:
     size = math.prod(op.outputs[0].aval.shape)
     found = {v.layout for v in op.inputs if math.prod(v.aval.shape) == size}
     return next((layout for layout in ("settled", "mixed", "turned", "matmul") if layout in found), "")
+
+
+def _turns(stack: Value, one: Value) -> bool:
+    """Whether a loop transposes a kept matmul's result before it reads it: then all of the stack is laid out anew."""
+    slices = [user.outputs[0] for user in one.users if user.name == "slice of a stack"]
+    return stack.layout == "matmul" and any(user.name == "transpose" for value in slices for user in value.users)
 
 
 def _passes_on(name: str, eqn: Any) -> bool:
