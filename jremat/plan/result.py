@@ -46,23 +46,34 @@ class Point:
     """One point of a frontier: no plan that was considered is both leaner and faster.
 
     Args:
-        spec: of the plan.
-        kept_bytes: of all layers, over what full remat keeps.
+        plan: a policy for all layers, or a plan over them.
+        kept_bytes: of all layers, over what full remat keeps, on all devices.
         predicted_peak_bytes: of the whole step.
         recompute_seconds: modelled, of all layers.
         recompute_flops: matmuls, of all layers.
     """
 
-    spec: str
+    plan: Policy | LayerPlan
     kept_bytes: int
     predicted_peak_bytes: int
     recompute_seconds: float
     recompute_flops: int
 
+    @property
+    def spec(self) -> str:
+        """Of the plan; one that keeps values without a name says how many."""
+        return self.plan.spec
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure by name, ready for JSON."""
+        return {"plan": self.spec} | {k: v for k, v in vars(self).items() if k != "plan"}
+
 
 @dataclass(frozen=True)
 class Plan:
     """The best plan for a memory.
+
+    Bytes and seconds are of one device.
 
     Args:
         policy: a policy of one block, or a plan over the layers.
@@ -72,12 +83,13 @@ class Plan:
         margin: the share of it that stays free.
         host_bytes: kept in the host's memory.
         kept_bytes: kept on the device, of all layers, over what full remat keeps.
-        recompute_seconds, recompute_flops: of all layers; the seconds are modelled, never measured.
+        recompute_seconds, recompute_flops: of all layers (FLOPs on all devices); the seconds are modelled, never measured.
         step_seconds: of the whole step, modelled; None under an objective of FLOPs.
         forward_flops: matmuls of one forward pass through the layers.
         objective: ``seconds`` or ``flops``.
         kept: what it keeps, most bytes first.
         frontier: what else there is, fastest first.
+        beside: the policies that were to be considered too, under the same cost model, fitting or not.
         compiles: how many it took.
         target: what it was compiled for, as its label says.
         versions: of JAX and of what compiled.
@@ -98,6 +110,7 @@ class Plan:
     objective: str
     kept: tuple[Kept, ...]
     frontier: tuple[Point, ...]
+    beside: tuple[Point, ...]
     compiles: int
     target: str
     versions: Mapping[str, str]
@@ -147,12 +160,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure by name, ready for JSON."""
-        fields = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("policy", "versions")
-        }
-        fields |= {"kept": [dataclasses.asdict(k) for k in self.kept]}
-        fields |= {"frontier": [dataclasses.asdict(p) for p in self.frontier]}
-        return {"plan": self.policy.spec, **fields, "versions": dict(self.versions)}
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain |= {"policy": self.policy.spec, "versions": dict(self.versions)}
+        plain |= {"kept": [dataclasses.asdict(row) for row in self.kept]}
+        return plain | {key: [point.to_dict() for point in plain[key]] for key in ("frontier", "beside")}
 
     def __str__(self) -> str:
         peak = f"{self.peak_bytes / GIB:.2f} GiB {self.target}" if self.peak_bytes is not None else "not compiled"
