@@ -4,12 +4,7 @@ const NS = "http://www.w3.org/2000/svg";
 const data = JSON.parse(document.getElementById("data").textContent);
 const WIDTH = 1160, HEIGHT = 400, LEFT = 62, RIGHT = 12, TOP = 14, BOTTOM = 46;
 // Neighbours differ in lightness, and every second one is hatched: readable in grey.
-const PAINT = {
-  "arguments": ["#27374d", null], "optimizer state": ["#8fa6c4", "/"], "results": ["#4b5f7a", "x"],
-  "gradients": ["#b9583e", null], "weights, cast": ["#e3d5c0", "x"], "kept for the backward pass": ["#f1bc57", null],
-  "logits and loss": ["#6f8f4e", "."], "made again": ["#f6e7c4", "/"], "work of the moment": ["#4f9d94", "."],
-  "workspace": ["#cfd4da", "x"], "other": ["#9aa1ab", null],
-};
+const PAINT = data.paint;
 const PHASE = { forward: "#dfe7f2", backward: "#c3cbd6", recompute: "#f6e7c4", update: "#ffffff" };
 
 // One scale for all charts of a page, so that they can be compared by eye.

@@ -9,6 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from jremat.report import paint
 from jremat.report.changes import changes
 from jremat.report.explain import Explanation, Row
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
@@ -62,7 +63,7 @@ def page(title: str, told: Told, against: Told | None = None, findings: Sequence
         changes=_changes(told.found, against.found) if against else "",
         findings=_findings(findings),
         notes=_notes(told.timeline),
-        data=_json({"lines": LINES, "timelines": [one.timeline.to_dict() for one in shown]}),
+        data=_json({"lines": LINES, "paint": paint.LINES, "timelines": [one.timeline.to_dict() for one in shown]}),
     )
 
 

@@ -4,16 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.ticker import NullFormatter, ScalarFormatter
-
 from jremat.estimate.fit import Run
 from jremat.policy import LayerPlan, Policy
-
-_STYLES = ("-", "--", "-.", ":")
+from jremat.report import plots
 
 
 def lengths(seq: int) -> list[int]:
@@ -43,26 +36,4 @@ def peaks(run: Run, chosen: Sequence[Policy | LayerPlan]) -> dict[str, list[tupl
 
 def draw(lines: dict[str, list[tuple[int, int]]], title: str, hbm_bytes: int | None, folder: Path) -> list[Path]:
     """Draw them, as PNG and SVG."""
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    for k, (spec, points) in enumerate(sorted(lines.items(), key=lambda item: -item[1][-1][1])):
-        style = _STYLES[k // 10 % len(_STYLES)]
-        axes.plot([s for s, _ in points], [b / 2**30 for _, b in points], style, marker="o", markersize=3, label=spec)
-    if hbm_bytes is not None:
-        axes.axhline(hbm_bytes / 2**30, color="black", linewidth=1)
-        axes.annotate("device memory", (0.01, hbm_bytes / 2**30), xycoords=("axes fraction", "data"), va="bottom")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(ScalarFormatter())
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("sequence, tokens")
-    axes.set_ylabel("peak on one device, GiB")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = [folder / f"memory-by-seq.{kind}" for kind in ("png", "svg")]
-    for path in drawn:
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return drawn
+    return plots.by_sequence(lines, folder=folder, title=title, hbm_bytes=hbm_bytes)

@@ -8,21 +8,9 @@ from jremat.estimate.fit import Way
 from jremat.estimate.ledger import MOMENTS, Ledger
 from jremat.estimate.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
+from jremat.report.tables import human
 
 Counted = tuple[Policy | LayerPlan, Ledger]
-
-
-def human(nbytes: float) -> str:
-    """Bytes in a unit that suits them.
-
-    >>> human(1536), human(80 * 2**30)
-    ('1.5 KiB', '80.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.1f} TiB"
 
 
 def of_ledger(ledger: Ledger, title: str) -> Table:

@@ -16,7 +16,7 @@ from scripts import bench
 from scripts.benchmark import pool, suite
 from scripts.benchmark.build import build, flops_of, initial
 from scripts.benchmark.config import Bench, Case, cases
-from scripts.benchmark.pictures import _labels, draw
+from scripts.benchmark.pictures import draw
 from scripts.benchmark.search import largest_that_fits
 from scripts.benchmark.table import label, table
 
@@ -199,15 +199,11 @@ def test_the_table_shows_what_there_is():
 def test_pictures_one_a_batch_and_sequence_and_one_by_sequence(tmp_path):
     rows = [row for row in _rows() if row["status"] == "ok"]
     names = {path.name for path in draw(rows, tmp_path)}
-    assert names == {"m-h200-b2-s128.svg", "m-h200-b2-s256.svg", "m-h200-b2-by-seq.svg"}
+    stems = ("m-h200-b2-s128", "m-h200-b2-s256", "m-h200-b2-by-seq")
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     first = (tmp_path / "m-h200-b2-s128.svg").read_text()
     assert "none" in first  # matplotlib writes each text into a comment beside its outline
     assert "compiled for h200, not run" in first
-
-
-def test_policies_at_one_point_share_a_label():
-    rows = [{"policy": name} for name in "abc"]
-    assert _labels(rows, [(1.0, 10.0), (5.0, 3.0), (1.0, 10.05)]) == {(1.0, 10.0): "a\nc", (5.0, 3.0): "b"}
 
 
 def test_the_suite_is_one_list_at_two_sizes():
