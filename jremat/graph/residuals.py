@@ -167,7 +167,7 @@ def origin_of(jaxpr: Any, var: Any) -> Origin:
             made = replace(made, eqn=eqn, source=line)
         name = (made.tag or _tag_read(jaxpr, var)) if tag.startswith(MARK) else tag
         return replace(made, key=var, tag=name, mark=tag, place=None, constant=False)
-    if is_call(eqn) or name == "scan":
+    if is_call(eqn) or name in ("scan", "custom_jvp_call"):
         inner = opened(inner_jaxprs(eqn)[0][0])
         if not isinstance(inner.outvars[k], core.Literal):
             origin = origin_of(inner, inner.outvars[k])

@@ -1,30 +1,21 @@
 """One executor for stacks of equal layers: any plan over the layers, and no copy of the parameters."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint
-from jremat.transform.flat import check_lengths, flatten
-from jremat.transform.layer import Active, Flat, Leaves, SplitLayer, split
-from jremat.transform.loops import (
-    Gradients,
-    Group,
-    Loop,
-    Repeat,
-    Scheduled,
-    Weights,
-    backward_all,
-    forward_all,
-    run,
-)
+from jremat.transform.derivative import differentiable
+from jremat.transform.flat import check_lengths, flatten, writes_beside
+from jremat.transform.layer import Flat, Leaves, SplitLayer
+from jremat.transform.loops import Group, Loop, Repeat, Scheduled
 from jremat.transform.offload import boundary_on_host, inside_group, warn_where_ignored
 from jremat.transform.revolve import binomial
+from jremat.transform.scan import copies_parameters, lost_schedules, resolved, scanned
 from jremat.transform.schedule import tables
 
 
@@ -33,24 +24,27 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
 
     Kept and recomputed is what the plan says, layer by layer; parameters are read where they stand and never kept, nor
     is what is computed from them alone (a cast to bfloat16). Matmuls of the replay stand under JAX's
-    ``rematted_computation`` scope. The loop owns its backward pass (``jax.custom_vjp``), so there is no forward mode
-    through it: use ``jremat.transform.scan.scan_stack``, which takes the same arguments, for that and for plans that
-    have to be differentiated twice under their own policy.
+    ``rematted_computation`` scope. All of that is of reverse mode, where loops of our own do the work. Forward mode
+    (``jax.jvp``, ``jax.linearize``, ``jax.jacfwd``), second derivatives and blocks that write values beside the carry
+    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says what that costs.
 
     Args:
-        block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees.
+        block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
+            the next carry and what the layer writes beside it, e.g. Flax's mutable collections (``batch_stats``).
         plan: over layers, or one policy for all of them.
         num_layers: L, at least 1.
 
     Returns:
-        A function ``run(parameters, carry, *shared)`` to the last carry. ``parameters``: a pytree of arrays [L, ...],
+        A function ``run(parameters, carry, *shared)`` to the last carry, or to a pair of it and what all layers wrote,
+        stacked [L, ...]. ``parameters``: a pytree of arrays [L, ...],
         per-layer dropout keys, layer numbers and flags among them. ``carry``: what goes from layer to layer.
         ``shared``: what every layer reads, e.g. masks, positions, a conditioning; differentiated where it is asked for.
         Leaves that aren't differentiated (frozen parameters, integers, keys) get no gradient buffer.
 
     Raises:
-        ValueError: the plan doesn't fit ``num_layers``; at the call, a leaf of ``parameters`` has another length, the
-            block's result isn't like its carry, or a policy's selector matches nothing in the block.
+        ValueError: the plan doesn't fit ``num_layers``, or is a request that isn't resolved yet; at the call, a leaf of
+            ``parameters`` has another length, the block's result isn't like its carry, or a policy's selector matches
+            nothing in the block.
 
     >>> from jremat.policy import FULL, NONE
     >>> plan = LayerPlan((Segment((FULL,), repeats=2), Segment((NONE,))), label="block:2")
@@ -66,56 +60,36 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
         warn_where_ignored(policy for segment in segments for policy in segment.pattern)
         check_lengths(parameters, num_layers)
+        if writes_beside(block, parameters, carry, shared):
+            _say_scanned(plan, segments, "a block that writes values beside its carry")
+            return scanned(block, segments, parameters, carry, shared)
         flat = flatten(block, parameters, carry, shared)
+
+        def scan(stacked: Leaves, shared: Leaves, carry: Leaves) -> Leaves:
+            layer = lambda own, carry, *shared: (flat.call(own, list(shared), carry), ())
+            return scanned(layer, segments, stacked, carry, shared)[0]
+
+        run = differentiable(
+            flat.call,
+            num_layers,
+            lambda cut: _loops(flat.call, segments, cut),
+            scan,
+            lambda: _say_scanned(plan, segments, "forward mode or a second derivative"),
+        )
         stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
-        return flat.finish(_chain(flat.call, segments, num_layers)(stacked, flat.shared, flat.carry))
+        return flat.finish(run(stacked, flat.shared, flat.carry))
 
     return stacked_blocks
 
 
-def _chain(block: Flat, segments: Sequence[Segment], num_layers: int) -> Callable[[Leaves, Leaves, Leaves], Leaves]:
-    """The stack as one function with a backward pass of its own."""
-
-    @jax.custom_vjp
-    def chain(stacked: Leaves, shared: Leaves, carry: Leaves) -> Leaves:
-        return run(block, Weights(stacked, shared), 0, carry, num_layers)
-
-    def forward(stacked: Any, shared: Any, carry: Any) -> tuple[Leaves, Any]:
-        # The carry of a later layer is differentiated even where the first one's isn't: all of it that can be.
-        active = Active(_active(stacked), _active(shared), tuple(map(_real, _values(carry))))
-        weights = Weights(_values(stacked), _values(shared))
-        # Types, not shapes: under explicit sharding and in a shard_map they say more.
-        types = jax.eval_shape(weights.layer, 0), weights.shared, _values(carry)
-        loops = _loops(block, segments, lambda rematted: split(rematted, *types, active))
-        out, saved = forward_all(loops, weights, 0, _values(carry))
-        return out, (_Static(loops, active), weights.stacked, weights.shared, saved)
-
-    def backward(residuals: Any, ct: Any) -> tuple[Any, Any, Any]:
-        static, stacked, shared, saved = residuals
-        active = static.active
-        start = Gradients(
-            [_instantiated(c) for flag, c in zip(active.carry, ct, strict=True) if flag],
-            [jnp.zeros_like(leaf) for flag, leaf in zip(active.layer, stacked, strict=True) if flag],
-            [jnp.zeros_like(leaf) for flag, leaf in zip(active.shared, shared, strict=True) if flag],
-        )
-        end = backward_all(static.loops, Weights(stacked, shared), 0, saved, start)
-        return (
-            _placed(active.layer, end.stacked),
-            _placed(active.shared, end.shared),
-            _placed(active.carry, end.carry),
-        )
-
-    chain.defvjp(forward, backward, symbolic_zeros=True)
-    return chain
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True, eq=False)
-class _Static:
-    """What the backward pass must know beside arrays."""
-
-    loops: tuple[Loop, ...]
-    active: Active
+def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str) -> None:
+    price = "copy parameters and gradients" if copies_parameters(segments) else "copy nothing where one policy holds"
+    lost = lost_schedules(segments)
+    warnings.warn(
+        f"stack: {what} runs {plan.spec!r} as scans, which {price}{f'; {lost}' if lost else ''}",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitLayer]) -> tuple[Loop, ...]:
@@ -170,36 +144,3 @@ def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitL
         return (*full, Group(call, replayed(pattern, rest), 1, host)) if rest else full
 
     return tuple(loop for segment in segments for loop in loops_of(segment))
-
-
-def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
-    """A plan, or one policy for all layers, as closed segments."""
-    if isinstance(plan, Policy):
-        plan = LayerPlan((Segment((plan,)),), label=plan.spec)
-    if not isinstance(plan, LayerPlan):
-        raise ValueError(f"plan: expected a LayerPlan or a Policy, e.g. policies.get('every_k:4'), got {plan!r}")
-    return plan.resolve(num_layers)
-
-
-def _values(inputs: Any) -> Leaves:
-    return [given.value for given in inputs]
-
-
-def _real(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _active(inputs: Any) -> tuple[bool, ...]:
-    return tuple(given.perturbed and _real(given.value) for given in inputs)
-
-
-def _instantiated(ct: Any) -> Any:
-    if not isinstance(ct, SymbolicZero):
-        return ct
-    aval: Any = ct.aval
-    return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _placed(active: tuple[bool, ...], gradients: Leaves) -> list[Any]:
-    supply = iter(gradients)
-    return [next(supply) if flag else None for flag in active]

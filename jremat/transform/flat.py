@@ -40,8 +40,7 @@ def flatten(block: Callable[..., Any], parameters: Any, carry: Any, shared: tupl
     Raises:
         ValueError: the block's result isn't like its carry.
     """
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
-    closed, out_shape = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
+    one, closed, out_shape = _traced(block, parameters, carry, shared)
     _check_carry(carry, out_shape)
     leaves, tree = jax.tree.flatten(carry)
     jaxpr, num_layer = closed.jaxpr, len(jax.tree.leaves(one))
@@ -72,6 +71,36 @@ def check_lengths(parameters: Any, num_layers: int) -> None:
         if shape[:1] != (num_layers,):
             where = f"parameters{jax.tree_util.keystr(path)}"
             raise ValueError(f"{where}: expected [{num_layers}, ...], one entry per layer, got {list(shape)}")
+
+
+def writes_beside(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> bool:
+    """Whether a block returns ``(carry, writes)``: what a layer writes beside the carry, such as batch statistics.
+
+    Told by structure: a pair whose first half is built like the carry, where the whole isn't.
+
+    Raises:
+        ValueError: as ``flatten``.
+
+    >>> batch = jnp.ones((2, 3))
+    >>> writes_beside(lambda w, x: (x * w, x.mean()), jnp.ones(4), batch, ())
+    True
+    >>> writes_beside(lambda w, x: (x[0] * w, x[1]), jnp.ones(4), (batch, batch), ())  # a carry of two
+    False
+    """
+    _, _, out = _traced(block, parameters, carry, shared)
+    own = jax.tree.structure(carry)
+    if jax.tree.structure(out) == own or not (isinstance(out, tuple) and len(out) == 2):
+        return False
+    if jax.tree.structure(out[0]) != own:
+        return False
+    _check_carry(carry, out[0])
+    return True
+
+
+def _traced(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """One layer's shapes, the block's program and the shape of what it returns; JAX remembers the trace."""
+    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
+    return one, *jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
 
 
 def _check_carry(carry: Any, out: Any) -> None:

@@ -56,6 +56,7 @@ class SplitLayer:
         sources: where each residual comes from.
         pullback: how the residuals are packed; unpacked, it is JAX's own pullback.
         active: which leaves are differentiated.
+        carried: for each carry leaf its place among what is kept, or None where it isn't kept.
     """
 
     whole: Any
@@ -64,6 +65,7 @@ class SplitLayer:
     sources: tuple[Kept | Fetched | Remade, ...]
     pullback: Any
     active: Active
+    carried: tuple[int | None, ...]
 
     def forward(self, layer: Leaves, shared: Leaves, carry: Leaves) -> tuple[Leaves, Leaves]:
         """The next carry, and what must be kept."""
@@ -150,8 +152,10 @@ def _sorted_out(closed, flat, needs, num_own, num_carry, treedef, active) -> Spl
                 remade[key] = len(constants)
                 constants.append(v)
             sources.append(Remade(remade[key]))
+    places = list(kept)
+    carried = tuple(places.index(v) if v in kept else None for v in flat.jaxpr.invars[num_own:])
     remake = core.ClosedJaxpr(_pruned(flat.jaxpr, flat.jaxpr.invars[:num_own], constants), flat.consts)
-    return SplitLayer(closed, tuple(kept.values()), remake, tuple(sources), treedef, active)
+    return SplitLayer(closed, tuple(kept.values()), remake, tuple(sources), treedef, active, carried)
 
 
 def _pruned(jaxpr: Any, invars: list[Any], outvars: list[Any]) -> Any:

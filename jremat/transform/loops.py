@@ -59,6 +59,11 @@ class Repeat:
     def num_layers(self) -> int:
         return len(self.splits) * self.repeats
 
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """For each carry leaf, which of the saved leaves holds the loop's first one as its first entry; None: none."""
+        return self.splits[0].carried
+
     def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
         """Forward, with what the backward pass needs, stacked over the repeats."""
 
@@ -114,6 +119,12 @@ class Group:
     def num_layers(self) -> int:
         return self.size * self.repeats
 
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """For each carry leaf, which of the saved leaves holds the loop's first one as its first entry; None: none."""
+        inner = self.inside[0].carried
+        return (None,) * len(inner) if self.host else tuple(range(len(inner)))
+
     def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
         """Forward, with the input of every group."""
 
@@ -154,6 +165,11 @@ class Scheduled:
     @property
     def num_layers(self) -> int:
         return len(self.tables.turns)
+
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """For each carry leaf, which of the saved leaves holds the loop's first one as its first entry; None: none."""
+        return tuple(range(len(self.split.carried)))
 
     def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
         """Forward, with the states that the schedule stores on its way."""

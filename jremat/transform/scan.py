@@ -1,17 +1,16 @@
 """The same stacks by ``jax.lax.scan`` and remat alone: every transformation of JAX, at the price of copies."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jremat.policy import LayerPlan, Policy, Segment
-from jremat.transform.chain import resolved
+from jremat.policy import LayerPlan, Policy, Request, Segment
 from jremat.transform.checkpoint import checkpoint
-from jremat.transform.flat import check_lengths
+from jremat.transform.flat import check_lengths, writes_beside
 
 Block = Callable[..., Any]
 
@@ -28,7 +27,7 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
             of num_layers / slots instead, and a warning says so.
 
     Returns:
-        A function ``run(parameters, carry, *shared)`` to the last carry.
+        A function ``run(parameters, carry, *shared)``, as of ``chain.stack``.
 
     Raises:
         ValueError: as ``chain.stack``.
@@ -42,71 +41,158 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
     segments = resolved(plan, num_layers)
 
     def run(parameters: Any, carry: Any, *shared: Any) -> Any:
+        if lost := lost_schedules(segments):
+            warnings.warn(f"plan: {lost}", UserWarning, stacklevel=2)
         check_lengths(parameters, num_layers)
-        start = 0
-        for segment in segments:
-            length = len(segment.pattern) * (segment.repeats or 0)
-            # The whole stack is scanned as it stands: slicing it would copy it.
-            own = parameters if length == num_layers else _slice(parameters, start, start + length)
-            carry = _segment(block, segment, own, carry, shared)
-            start += length
-        return carry
+        if writes_beside(block, parameters, carry, shared):
+            return scanned(block, segments, parameters, carry, shared)
+        return scanned(_writing_nothing(block), segments, parameters, carry, shared)[0]
 
     return run
 
 
-def _segment(block: Block, segment: Segment, parameters: Any, carry: Any, shared: tuple[Any, ...]) -> Any:
-    pattern = segment.pattern
-    length = len(pattern) * (segment.repeats or 0)
-    group = segment.group
-    if segment.slots is not None:
-        group = -(-length // segment.slots)
-        warnings.warn(
-            f"plan: a scan can't follow a schedule of {segment.slots} slots; its layers run in groups of {group}",
-            UserWarning,
-            stacklevel=4,
+def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
+    """A plan, or one policy for all layers, as closed segments."""
+    if isinstance(plan, Request):
+        raise ValueError(
+            f"plan: {plan.spec!r} needs shapes before it is a plan; call policies.get({plan.spec!r})"
+            f".resolve(block, *args, num_layers={num_layers}) and hand over what it returns"
         )
+    if isinstance(plan, Policy):
+        plan = LayerPlan((Segment((plan,)),), label=plan.spec)
+    if not isinstance(plan, LayerPlan):
+        raise ValueError(f"plan: expected a LayerPlan or a Policy, e.g. policies.get('every_k:4'), got {plan!r}")
+    return plan.resolve(num_layers)
+
+
+def copies_parameters(segments: Sequence[Segment]) -> bool:
+    """Whether scans of these segments slice the parameters or nest.
+
+    >>> from jremat.policy import FULL, NONE
+    >>> copies_parameters([Segment((FULL,), 4)]), copies_parameters([Segment((FULL, NONE), 2)])
+    (False, True)
+    """
+    return len(segments) > 1 or any(s.group > 1 or s.slots is not None or len(s.pattern) > 1 for s in segments)
+
+
+def lost_schedules(segments: Sequence[Segment]) -> str:
+    """What is done in place of schedules, which scans can't follow; empty where there are none.
+
+    >>> lost_schedules([Segment((Policy(),), 7, slots=2)])
+    "a scan can't follow a schedule of 2 slots; its layers run in groups of 4"
+    """
+    lost = [
+        f"a scan can't follow a schedule of {segment.slots} slots; its layers run in groups of {_in_place_of(segment)}"
+        for segment in segments
+        if segment.slots is not None
+    ]
+    return "; ".join(lost)
+
+
+def _in_place_of(segment: Segment) -> int:
+    """Layers of a group where a schedule's slots would be: as many boundaries."""
+    assert segment.slots is not None
+    return -(-_length(segment) // segment.slots)
+
+
+def scanned(
+    block: Block, segments: Sequence[Segment], parameters: Any, carry: Any, shared: Sequence[Any]
+) -> tuple[Any, Any]:
+    """The stack by scans.
+
+    Args:
+        block: ``block(layer_parameters, carry, *shared)`` to the next carry and what the layer writes beside it.
+        segments: closed.
+        parameters, carry, shared: as of ``scan_stack``.
+
+    Returns:
+        The last carry, and what the layers wrote, stacked [L, ...].
+    """
+    written = []
+    start, num_layers = 0, sum(_length(segment) for segment in segments)
+    for segment in segments:
+        length = _length(segment)
+        # The whole stack is scanned as it stands: slicing it would copy it.
+        own = parameters if length == num_layers else _slice(parameters, start, start + length)
+        carry, out = _segment(block, segment, own, carry, shared)
+        written.append(out)
+        start += length
+    return carry, _joined(written)
+
+
+def _length(segment: Segment) -> int:
+    return len(segment.pattern) * (segment.repeats or 0)
+
+
+def _writing_nothing(block: Block) -> Block:
+    return lambda *args: (block(*args), ())
+
+
+def _segment(block: Block, segment: Segment, parameters: Any, carry: Any, shared: Sequence[Any]) -> tuple[Any, Any]:
+    pattern, length, group = segment.pattern, _length(segment), segment.group
+    if segment.slots is not None:
+        group = _in_place_of(segment)
     if group == 1:
         return _pattern(block, pattern, parameters, carry, shared)
     whole, rest = divmod(length, group)
+    written = []
 
-    def one(carry: Any, own: Any) -> tuple[Any, None]:
+    def one(carry: Any, own: Any) -> tuple[Any, Any]:
         replayed = jax.checkpoint(lambda own, carry: _pattern(block, pattern, own, carry, shared), prevent_cse=False)
-        return replayed(own, carry), None
+        return replayed(own, carry)
 
     if whole:
-        grouped = jax.tree.map(lambda leaf: leaf[: whole * group].reshape(whole, group, *leaf.shape[1:]), parameters)
-        carry, _ = lax.scan(one, carry, grouped)
+        carry, out = lax.scan(one, carry, _rows(parameters, whole, group))
+        written.append(_flat_rows(out))
     if rest:
         last = jax.checkpoint(lambda own, carry: _pattern(block, pattern, own, carry, shared))
-        carry = last(_slice(parameters, whole * group, length), carry)
-    return carry
+        carry, out = last(_slice(parameters, whole * group, length), carry)
+        written.append(out)
+    return carry, _joined(written)
 
 
-def _pattern(block: Block, pattern: tuple[Policy, ...], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> Any:
+def _pattern(
+    block: Block, pattern: tuple[Policy, ...], parameters: Any, carry: Any, shared: Sequence[Any]
+) -> tuple[Any, Any]:
     """Layers under a repeated pattern, the last repeat cut short where they don't divide."""
     size = len(pattern)
     length = jnp.shape(jax.tree.leaves(parameters)[0])[0]
     whole, rest = divmod(length, size)
+    written = []
 
-    def under(policy: Policy, *, alone: bool) -> Block:
-        return checkpoint(block, policy, prevent_cse=alone)
+    def turns(carry: Any, rows: Any, policies: tuple[Policy, ...], *, alone: bool) -> tuple[Any, Any]:
+        outs = []
+        for k, policy in enumerate(policies):
+            one = rows if size == 1 and not alone else jax.tree.map(lambda leaf, k=k: leaf[k], rows)
+            carry, out = checkpoint(block, policy, prevent_cse=alone)(one, carry, *shared)
+            outs.append(out)
+        return carry, outs[0] if size == 1 and not alone else jax.tree.map(lambda *leaves: jnp.stack(leaves), *outs)
 
-    def turn(carry: Any, own: Any) -> tuple[Any, None]:
-        for k, policy in enumerate(pattern):
-            one = own if size == 1 else jax.tree.map(lambda leaf, k=k: leaf[k], own)
-            carry = under(policy, alone=whole == 1)(one, carry, *shared)
-        return carry, None
+    if whole == 1:  # a loop of one turn is unrolled, and XLA would merge the replay with the forward
+        carry, out = turns(carry, _slice(parameters, 0, size), pattern, alone=True)
+        written.append(out)
+    elif whole:
+        rows = parameters if size == 1 else _rows(parameters, whole, size)
+        carry, out = lax.scan(lambda carry, rows: turns(carry, rows, pattern, alone=False), carry, rows)
+        written.append(out if size == 1 else _flat_rows(out))
+    if rest:
+        carry, out = turns(carry, _slice(parameters, whole * size, length), pattern[:rest], alone=True)
+        written.append(out)
+    return carry, _joined(written)
 
-    if whole:
-        rows = parameters
-        if size > 1:
-            rows = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(whole, size, *leaf.shape[1:]), parameters)
-        carry, _ = lax.scan(turn, carry, rows)
-    for k in range(rest):
-        one = jax.tree.map(lambda leaf, k=k: leaf[whole * size + k], parameters)
-        carry = under(pattern[k], alone=True)(one, carry, *shared)
-    return carry
+
+def _rows(tree: Any, rows: int, size: int) -> Any:
+    """[rows · size + …, ...] to [rows, size, ...]."""
+    return jax.tree.map(lambda leaf: leaf[: rows * size].reshape(rows, size, *leaf.shape[1:]), tree)
+
+
+def _flat_rows(tree: Any) -> Any:
+    """[rows, size, ...] to [rows · size, ...]."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+def _joined(trees: list[Any]) -> Any:
+    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
 
 
 def _slice(parameters: Any, start: int, stop: int) -> Any:

@@ -125,27 +125,6 @@ class TestSameNumbers:
         pair, both = jnp.stack([X, 2 * X]), lambda run: jax.jit(jax.vmap(jax.grad(f(run))))
         assert largest_error(both(run)(pair), both(plain)(pair)) <= 1e-6
 
-    def test_grad_of_grad(self):
-        """Differentiating the loops themselves: right numbers; the plan holds for the first derivative alone."""
-        p = weights()
-
-        def twice(run):
-            slope = jax.grad(lambda x: (run(p, x, SCALE) ** 2).sum())
-            return jax.jit(jax.grad(lambda x: (slope(x) ** 2).sum()))(X)
-
-        expected = twice(plain)
-        for spec in ("full", "every_k:3"):
-            assert largest_error(twice(stack(block, policies.get(spec), num_layers=L)), expected) <= 3e-6
-
-    def test_forward_mode_is_the_scan_stacks(self):
-        p = weights()
-        chained, scanned = (make(block, FULL, num_layers=L) for make in (stack, scan_stack))
-        with pytest.raises(TypeError, match="forward-mode"):
-            jax.jvp(lambda x: chained(p, x, SCALE), (X,), (X,))
-        _, expected = jax.jvp(lambda x: plain(p, x, SCALE), (X,), (X,))
-        _, found = jax.jvp(lambda x: scanned(p, x, SCALE), (X,), (X,))
-        assert largest_error(found, expected) <= 1e-6
-
     @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
     def test_cut_over_eight_devices(self, kind):
         """Parameters cut along the MLP; where axes are explicit, a value's sharding is part of its type."""
@@ -201,11 +180,16 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"block: expected .* float32\[4, 8\] at carry, got bfloat16\[4, 8\]"):
             stack(lambda p, x: x.astype(jnp.bfloat16), FULL, num_layers=L)(p, X)
         with pytest.raises(ValueError, match="block: expected it to return a carry like its own"):
-            stack(lambda p, x: (x, None), FULL, num_layers=L)(p, X)
+            stack(lambda p, x: (x, x, x), FULL, num_layers=L)(p, X)
         with pytest.raises(ValueError, match="names 9 layers, the stack has 7"):
             stack(block, policies.get("mix:9*full"), num_layers=L)
         with pytest.raises(ValueError, match="plan: expected a LayerPlan or a Policy"):
             stack(block, "full", num_layers=L)
+        for make in (stack, scan_stack):
+            with pytest.raises(
+                ValueError, match=r"'sqrt' needs shapes .*get\('sqrt'\)\.resolve\(block, \*args, num_layers=7"
+            ):
+                make(block, policies.get("sqrt"), num_layers=L)
         with pytest.raises(ValueError, match="which no value bears"):
             jax.grad(lambda x: stack(block, policies.get("save:upp"), num_layers=L)(p, x, SCALE).sum())(X)
         with pytest.raises(ValueError, match="a group must hold whole patterns, got groups of 3 and 2 policies"):
