@@ -1,7 +1,7 @@
 """Bytes in, the fastest plan that fits out, with its proof."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jremat.estimate.hardware import chip_of
 from jremat.graph import trace
 from jremat.graph.peak import traced_peak
-from jremat.measure import Target, memory
+from jremat.measure import Target, devices, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory import versions
 from jremat.plan.program import read_block
-from jremat.plan.result import GIB, DoesNotFit, Kept, Plan, Point
+from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, peaks_between, search
 from jremat.plan.stack import Choice, Stack
@@ -89,7 +90,7 @@ def plan(
 
     Source: Jain et al. 2020, arXiv 1910.02653, for the program; Chen et al. 2016, arXiv 1604.06174, for groups.
     """
-    kind = find_target(target)
+    kind = equipped(find_target(target))
     memory_bytes = _memory_bytes(hbm_bytes, kind)
     _check(num_layers, host_bytes, margin, compiles)
     chosen = _objective(objective, cost, kind)
@@ -107,6 +108,15 @@ def plan(
     if not found.fits:
         raise DoesNotFit(_why_not(result), result)
     return result
+
+
+def equipped(kind: Target) -> Target:
+    """A target that is here, with the chip and the memory that it turns out to have."""
+    if kind.described:
+        return kind
+    device = devices(kind)[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return replace(kind, chip=chip_of(device.device_kind), hbm_bytes=limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +288,6 @@ def _why_not(leanest: Plan) -> str:
     peak = leanest.peak_bytes if leanest.peak_bytes is not None else leanest.predicted_peak_bytes
     limit = leanest.hbm_bytes * (1 - leanest.margin)
     return (
-        f"hbm_bytes: nothing fits in {limit / GIB:.2f} GiB ({leanest.hbm_bytes / GIB:.2f} less {leanest.margin:.0%}); "
-        f"the leanest plan, {leanest.policy.spec}, needs {peak / GIB:.2f} GiB, {(peak - limit) / GIB:.2f} more"
+        f"hbm_bytes: nothing fits in {in_units(limit)} ({in_units(leanest.hbm_bytes)} less {leanest.margin:.0%}); "
+        f"the leanest plan, {leanest.policy.spec}, needs {in_units(peak)}, {in_units(peak - limit)} more"
     )

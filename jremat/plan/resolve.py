@@ -7,7 +7,7 @@ from jremat.graph.peak import traced_peak
 from jremat.measure import Target
 from jremat.measure import target as find_target
 from jremat.plan.block import Budget, best, least_bytes
-from jremat.plan.planner import StepOf, cost_of, plan
+from jremat.plan.planner import StepOf, cost_of, equipped, plan
 from jremat.plan.program import read_block
 from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy, Request
@@ -49,7 +49,7 @@ def resolve(
     >>> len(policy.values)
     1
     """
-    kind = find_target(target)
+    kind = equipped(find_target(target))
     if request.kind == "sqrt":
         peak = lambda function, *shapes: traced_peak(function, *shapes).peak_bytes
         return every_k(best_group(block, num_layers, *args, peak=peak))

@@ -9,7 +9,14 @@ from typing import Any
 from jremat.policy import LayerPlan, Policy
 from jremat.policy.plan_file import write
 
-GIB = 2**30
+
+def in_units(nbytes: float) -> str:
+    """Bytes for people.
+
+    >>> in_units(3 * 2**29), in_units(2**20)
+    ('1.50 GiB', '1.0 MiB')
+    """
+    return f"{nbytes / 2**30:.2f} GiB" if abs(nbytes) >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 class DoesNotFit(ValueError):
@@ -83,7 +90,7 @@ class Plan:
         margin: the share of it that stays free.
         host_bytes: kept in the host's memory.
         kept_bytes: kept on the device, of all layers, over what full remat keeps.
-        recompute_seconds, recompute_flops: of all layers (FLOPs on all devices); the seconds are modelled, never measured.
+        recompute_seconds, recompute_flops: of all layers (FLOPs on all devices); seconds are modelled.
         step_seconds: of the whole step, modelled; None under an objective of FLOPs.
         forward_flops: matmuls of one forward pass through the layers.
         objective: ``seconds`` or ``flops``.
@@ -166,16 +173,16 @@ class Plan:
         return plain | {key: [point.to_dict() for point in plain[key]] for key in ("frontier", "beside")}
 
     def __str__(self) -> str:
-        peak = f"{self.peak_bytes / GIB:.2f} GiB {self.target}" if self.peak_bytes is not None else "not compiled"
+        peak = f"{in_units(self.peak_bytes)} {self.target}" if self.peak_bytes is not None else "not compiled"
         step = f", step {self.step_seconds * 1e3:.1f} ms (modelled)" if self.step_seconds is not None else ""
         lines = [
             self.policy.spec,
-            f"  peak {peak}, predicted {self.predicted_peak_bytes / GIB:.2f}, "
-            f"of {self.hbm_bytes / GIB:.2f} less {self.margin:.0%}",
+            f"  peak {peak}, predicted {in_units(self.predicted_peak_bytes)}, "
+            f"of {in_units(self.hbm_bytes)} less {self.margin:.0%}",
             f"  recomputes {self.recompute_share:.1%} of the layers' forward matmul FLOPs{step}",
         ]
         lines += [
-            f"  keeps {k.name} ({k.nbytes * k.layers / 2**20:,.1f} MiB on the {k.where}, {k.layers} layers) {k.source}"
+            f"  keeps {k.name} ({in_units(k.nbytes * k.layers)} on the {k.where}, {k.layers} layers) {k.source}"
             for k in self.kept
         ]
         return "\n".join(lines if self.kept else [*lines, "  keeps the layers' inputs only"])

@@ -18,7 +18,7 @@ class Found:
     """What a search came to.
 
     Args:
-        place: of the fastest choice that fits, or, where none does, of the last.
+        place: of the fastest choice that fits, or, where none does, of the one compiled to least.
         predicted: place -> peak bytes, of the choices whose step was traced.
         compiled: place -> peak bytes, of the choices whose step was compiled.
         fits: whether the choice does.
@@ -87,7 +87,7 @@ def search(
     if confirm is None:
         return Found(k, predicted, compiled, predicted[k] <= limit_bytes)
     fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
-    return Found(min(fitting, default=len(choices) - 1), predicted, compiled, bool(fitting))
+    return Found(min(fitting, default=min(compiled, key=lambda j: compiled[j])), predicted, compiled, bool(fitting))
 
 
 def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tuple[int, ...]:

@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 import jremat
 from jremat.estimate.config import TransformerConfig
 from models.config import get
-from models.transformer import Transformer, init_params, mean_loss
+from models.transformer import Transformer, block_apply, init_params, mean_loss
 from scripts.benchmark.config import Case
 from scripts.training.cost import model_flops
-from scripts.training.remat import remat
+from scripts.training.remat import Remat, remat
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,20 @@ def build(case: Case, num_devices: int) -> Built:
     seq = seq_of(case, config)
     if seq > config.max_seq:
         raise ValueError(f"seq: {case.model} takes at most {config.max_seq} tokens, got {seq}")
-    chosen = remat(case.policy, case.stack, config, case.batch, seq, case.target)
+
+    def step(chosen: Remat) -> tuple[Any, tuple[Any, Any]]:
+        built = built_under(case, num_devices, chosen)
+        return built.step, (built.state, built.tokens)
+
+    block = layer_of(config, num_devices)
+    chosen = remat(case.policy, case.stack, config, case.batch, seq, case.target, step, block)
+    return built_under(case, num_devices, chosen)
+
+
+def built_under(case: Case, num_devices: int, chosen: Remat) -> Built:
+    """The program of a case, whose layers run under ``chosen``."""
+    config = config_of(case)
+    seq = seq_of(case, config)
     model = chosen.model(config)
     if num_devices > 1:
         model = batch_sharded(model, num_devices)
@@ -137,21 +150,31 @@ def batch_sharded(model: Transformer, num_devices: int) -> Transformer:
     The parameters are cut too, and left to itself XLA lets their cut decide the activations': each device then computes
     a slice of every token's features. Cut along the batch, it gathers a layer's weights and keeps the tokens apart.
     """
-    rows = NamedSharding(_mesh(num_devices), P("data"))
-    constrained = lambda x: jax.lax.with_sharding_constraint(x, rows)
 
     def sharded(block: Any) -> Any:
         class Sharded(block):
             def __call__(self, x: jax.Array, *rest: Any, **options: Any) -> jax.Array:
-                return super().__call__(constrained(x), *rest, **options)
+                return super().__call__(_by_rows(x, num_devices), *rest, **options)
 
         return Sharded
 
     if model.stack is None:
         return model.clone(remat=lambda block: model.remat(sharded(block)))
     stack = model.stack
-    wrapped = lambda block: lambda params, carry: block(params, carry._replace(x=constrained(carry.x)))
-    return model.clone(stack=lambda block, params, carry: stack(wrapped(block), params, carry))
+    return model.clone(stack=lambda block, params, carry: stack(_sharded(block, num_devices), params, carry))
+
+
+def layer_of(config: TransformerConfig, num_devices: int) -> Any:
+    """One layer as the executor of stacks runs it in ``build``'s step: what a planner plans."""
+    return block_apply(config) if num_devices == 1 else _sharded(block_apply(config), num_devices)
+
+
+def _sharded(block: Any, num_devices: int) -> Any:
+    return lambda params, carry: block(params, carry._replace(x=_by_rows(carry.x, num_devices)))
+
+
+def _by_rows(x: jax.Array, num_devices: int) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, NamedSharding(_mesh(num_devices), P("data")))
 
 
 def _mesh(num_devices: int) -> AbstractMesh:

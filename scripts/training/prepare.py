@@ -86,7 +86,14 @@ def prepare(run: Run) -> Job:
         raise ValueError(f"attention: cudnn needs an NVIDIA GPU, this runs on {jax.default_backend()}; use blockwise")
     batches = Batches(open_corpus(run.text.data), run.text.seq, run.seed)
     batches.check(config.vocab_size)
-    plan = remat(run.policy, run.stack, config, run.text.micro_batch, run.text.seq)
+    tokens = jax.ShapeDtypeStruct((run.text.accumulate, run.text.micro_batch, run.text.seq + 1), jnp.int32)
+    adamw = optimizer(run)
+    state = jax.eval_shape(_maker(config, adamw, run.seed))
+
+    def whole(chosen: Remat) -> tuple[Any, tuple[Any, Any]]:
+        return jax.jit(train_step(chosen.model(config), adamw, run.seed), donate_argnums=0), (state, tokens)
+
+    plan = remat(run.policy, run.stack, config, run.text.micro_batch, run.text.seq, step=whole)
 
     described = _description(run, config, batches)
     files = Files(run.out or default_out(run.model.model, run.policy))
@@ -97,12 +104,10 @@ def prepare(run: Run) -> Job:
     if isinstance(plan.plan, Policy) and plan.plan.offloads and jax.default_backend() == "cpu":
         warnings.append(f"policy: {run.policy!r} moves values to the host's memory, where a CPU keeps them already")
 
-    model, adamw = plan.model(config), optimizer(run)
-    state = jax.eval_shape(_maker(config, adamw, run.seed))
+    model = plan.model(config)
     _check_disk(files.out, _num_bytes(state))
     if run.json is not None:
         _check_json(run.json)
-    tokens = jax.ShapeDtypeStruct((run.text.accumulate, run.text.micro_batch, run.text.seq + 1), jnp.int32)
     step = train_step(model, adamw, run.seed)
     lowered = jax.jit(step, donate_argnums=0).lower(state, tokens)
     counted = jremat.flops(step, state, tokens)

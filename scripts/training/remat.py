@@ -1,5 +1,6 @@
 """How a policy reaches the model: one policy through the scan, a plan through the chain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,16 @@ class Remat:
         )
 
 
-def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, seq: int, target: str = "local") -> Remat:
+def remat(
+    spec: str,
+    stack: str,
+    config: TransformerConfig,
+    micro_batch: int,
+    seq: int,
+    target: str = "local",
+    step: Callable[[Remat], Any] | None = None,
+    block: Callable[..., Any] | None = None,
+) -> Remat:
     """What the layers run under.
 
     Args:
@@ -54,17 +64,34 @@ def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, se
         config: the model's.
         micro_batch, seq: shapes of what goes through the model at a time, for a spec that needs them.
         target: the device that a spec that needs its memory plans for.
+        step: the whole step under a remat and the shapes of its arguments, for a spec that needs its memory; None: the
+            layers alone count.
+        block: one layer as the stack runs it; None: the model's own.
 
     Raises:
         ValueError: an unknown spec; a plan that doesn't fit the layers, or that a scan can't run.
     """
     policy = policies.get(spec)
     if isinstance(policy, Request):
-        policy = policy.resolve(
-            block_apply(config), *_shapes(config, micro_batch, seq), num_layers=config.num_layers, target=target
-        )
+        whole = None if step is None else lambda plan: step(run_as(spec, plan, stack, config))
+        shapes = layer_shapes(config, micro_batch, seq)
+        run = block or block_apply(config)
+        policy = policy.resolve(run, *shapes, num_layers=config.num_layers, target=target, step=whole)
+    return run_as(spec, policy, stack, config)
+
+
+def run_as(spec: str, policy: Policy | LayerPlan, stack: str, config: TransformerConfig) -> Remat:
+    """A policy or plan as the stack runs it.
+
+    Args:
+        spec, stack, config: as of ``remat``.
+        policy: that the spec came to.
+    """
     if isinstance(policy, Policy):
-        if stack != "chain":
+        # A planned policy speaks of the values of the block as the executor runs it, not of the Flax module's.
+        if stack == "scan" and policy.values:
+            raise ValueError(f"stack: {spec!r} was planned for the executor of stacks; use --stack chain or auto")
+        if stack != "chain" and not policy.values:
             return Remat(spec, policy, "scan")
         return Remat(spec, LayerPlan((Segment((policy,)),), label=policy.spec), "chain")
     uniform = policy.uniform(config.num_layers)  # also refuses a plan that doesn't fit
@@ -75,7 +102,7 @@ def remat(spec: str, stack: str, config: TransformerConfig, micro_batch: int, se
     return Remat(spec, uniform, "scan")
 
 
-def _shapes(config: TransformerConfig, micro_batch: int, seq: int) -> tuple[Any, Any]:
+def layer_shapes(config: TransformerConfig, micro_batch: int, seq: int) -> tuple[Any, Any]:
     """One layer's parameters and its carry, as shapes."""
 
     def make() -> tuple[Any, Carry]:

@@ -1,0 +1,179 @@
+"""How others choose what one block keeps, in the planner's own terms, so that the exact choice can be held beside them.
+
+Each takes a problem and a budget and returns an outcome, as ``jremat.plan.block.best`` does, or None where it finds
+nothing that fits; ``Block.policy`` makes a policy of any of them and ``jremat.policy.plan_file.write`` a file. What
+must not be made twice is kept by all of them, which the originals don't know. None but MaxText's uses the host.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from jremat.plan.block import Budget, best
+from jremat.plan.cut import cut
+from jremat.plan.problem import Outcome, Problem
+
+Baseline = Callable[[Problem, Budget], Outcome | None]
+"""A way to choose."""
+
+
+def greedy(problem: Problem, budget: Budget) -> Outcome | None:
+    """Starts from all that can be kept and drops, one after the other, what adds least time per byte until it fits.
+
+    Source: PyTorch, ``torch/distributed/_tools/sac_estimator.py``, which orders operations by bytes per second of
+    runtime once; here the time and the bytes of a drop are counted anew after each, which is never a worse order to
+    begin with. Jain et al. 2020, arXiv 1910.02653, section 6, holds such heuristics beside its program.
+
+    >>> from jremat.plan.problem import Node
+    >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
+    >>> sorted(greedy(chain, Budget(4)).kept)
+    ['b']
+    """
+    forced = _forced(problem)
+    kept = frozenset(problem.marks)
+    found = problem.outcome(kept)
+    while found.kept_bytes > budget.device_bytes:
+        drops = {mark: problem.outcome(kept - {mark}) for mark in sorted(kept - forced)}
+        if not drops:
+            return None
+
+        def worth(mark: str, before: Outcome = found, drops: Mapping[str, Outcome] = drops) -> tuple[bool, float]:
+            freed = before.kept_bytes - drops[mark].kept_bytes
+            added = drops[mark].recompute_seconds - before.recompute_seconds
+            return (False, added / freed) if freed > 0 else (True, -freed)  # one that frees nothing comes last
+
+        worst = min(drops, key=worth)
+        kept, found = kept - {worst}, drops[worst]
+    return found
+
+
+def knapsack(problem: Problem, budget: Budget) -> Outcome | None:
+    """An exact 0/1 knapsack over the values that the fastest choice keeps, then a min-cut for bytes.
+
+    An item weighs its bytes and is worth the time of making it from the other items. What is worth keeping so is not
+    made again, and under that condition a cut keeps the fewest bytes. An item's worth doesn't know which of the others
+    stay, and the cut doesn't know time: both are where it errs.
+
+    Source: PyTorch, ``torch/_functorch/partitioners.py``, ``choose_saved_values_set``, with the solver ``ilp`` or
+    ``dp`` of ``_activation_checkpointing/knapsack.py``. There only operations of its list of costly ones are items,
+    worth their own runtime alone, and presets that save by fusion come before; the budget is a share of bytes.
+
+    >>> from jremat.plan.problem import Node
+    >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
+    >>> sorted(knapsack(chain, Budget(4)).kept), knapsack(chain, Budget(3)).recompute_seconds
+    (['b'], 10.0)
+    """
+    return _packed(problem, budget, _fill_exactly)
+
+
+def greedy_knapsack(problem: Problem, budget: Budget) -> Outcome | None:
+    """As ``knapsack``, the items taken by time per byte while they fit.
+
+    Source: PyTorch, ``torch/_functorch/_activation_checkpointing/knapsack.py``, ``greedy_knapsack``.
+
+    >>> from jremat.plan.problem import Node
+    >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
+    >>> sorted(greedy_knapsack(chain, Budget(4)).kept)
+    ['b']
+    """
+    return _packed(problem, budget, _fill_greedily)
+
+
+MAXTEXT_ORDER: tuple[tuple[str, ...], ...] = (
+    *(("mlp_out",), ("mlp_gate",), ("mlp_up",), ("query",), ("attn_proj",), ("key",), ("value",)),
+    ("attn_out", "attn_fused", "attn_lse"),
+)
+"""Tensors in the order in which MaxText's estimator lets them go, in our tags: by the width that their matmul sums
+over, widest first, then by their own. So it stands for f > h = heads · d > s; with s > h the context comes earlier, by
+s. A context made by a fused kernel is three values here."""
+
+
+def fixed_order(problem: Problem, budget: Budget) -> Outcome | None:
+    """MaxText's walk: all of its tensors on the device, then one after the other on the host, then recomputed.
+
+    Nothing else is ever kept: no norms, no activations, no probabilities.
+
+    Source: MaxText, ``src/maxtext/utils/estimator.py``, ``next_policy`` and ``generate_priority_list``; there each turn
+    is a compile, and without a host to spare the same walk goes from the device to recompute at once.
+
+    >>> from jremat.plan.problem import Node
+    >>> up, act = Node((), 8, 2.0, mark="1", name="mlp_up", needed=True), Node((0,), 8, 1.0, mark="2", needed=True)
+    >>> fixed_order(Problem((up, act)), Budget(100)).recompute_seconds, fixed_order(Problem((up, act)), Budget(7)).kept
+    (1.0, frozenset())
+    """
+    named = [frozenset(n.mark for n in problem.nodes if n.mark and n.name in tags) for tags in MAXTEXT_ORDER]
+    groups = [marks - _forced(problem) for marks in named if marks]
+    to_host = budget.host_bytes > 0 and problem.link is not None
+    walk = [(0, moved) for moved in range(len(groups) + 1)] if to_host else [(0, 0)]
+    walk += [(gone, len(groups) if to_host else gone) for gone in range(1, len(groups) + 1)]
+    for gone, moved in walk:
+        kept = _forced(problem).union(*groups[moved:])
+        found = problem.outcome(kept, frozenset().union(*groups[gone:moved]))
+        if found.kept_bytes <= budget.device_bytes and found.host_bytes <= budget.host_bytes:
+            return found
+    return None
+
+
+BASELINES: Mapping[str, Baseline] = MappingProxyType(
+    {"greedy": greedy, "knapsack": knapsack, "greedy_knapsack": greedy_knapsack, "fixed_order": fixed_order}
+)
+"""All of them by name."""
+
+_Fill = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+"""Weights, worths and the room to which of the items are taken."""
+
+
+def _packed(problem: Problem, budget: Budget, fill: _Fill) -> Outcome | None:
+    fastest = best(problem, Budget())
+    if fastest is None:
+        return None
+    if fastest.kept_bytes <= budget.device_bytes:
+        return fastest
+    forced = _forced(problem)
+    items = sorted(fastest.kept - forced)
+    room = budget.device_bytes - problem.outcome(problem.marks.keys() & forced).kept_bytes
+    weights = np.array([fastest.kept_bytes - _less(problem, fastest, item, held=True) for item in items])
+    worths = np.array([_less(problem, fastest, item, held=False) - fastest.recompute_seconds for item in items])
+    taken = fill(weights, worths, room) if room >= 0 and items else np.zeros(len(items), bool)
+    chosen = forced.union(item for item, flag in zip(items, taken) if flag)
+    plain = problem.outcome(chosen)
+    # Chosen is not made again; everything else may be, free of charge: the cut counts bytes alone.
+    bytes_only = tuple(replace(n, seconds=0.0, forced=n.forced or n.mark in plain.kept) for n in problem.nodes)
+    leanest = problem.outcome(cut(replace(problem, nodes=bytes_only), 1.0).outcome.kept | forced)
+    fits = [o for o in (leanest, plain) if o.kept_bytes <= budget.device_bytes]
+    return fits[0] if fits else None
+
+
+def _less(problem: Problem, fastest: Outcome, item: str, held: bool) -> float:
+    """Without one item: the bytes that the others hold, or the time that it takes."""
+    if held:
+        return sum(problem.nodes[p].nbytes for p in fastest.held if problem.nodes[p].mark != item)
+    return problem.outcome(fastest.kept - {item}).recompute_seconds
+
+
+def _fill_exactly(weights: np.ndarray, worths: np.ndarray, room: float) -> np.ndarray:
+    unit = max(float(worths.max()), 1e-300)
+    found = milp(
+        -worths / unit,
+        constraints=LinearConstraint(weights[None, :], -np.inf, room),
+        integrality=np.ones(len(weights)),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
+    return found.x > 0.5
+
+
+def _fill_greedily(weights: np.ndarray, worths: np.ndarray, room: float) -> np.ndarray:
+    taken = np.zeros(len(weights), bool)
+    for item in sorted(range(len(weights)), key=lambda k: -worths[k] / max(weights[k], 1e-300)):
+        if weights[item] <= room:
+            taken[item], room = True, room - weights[item]
+    return taken
+
+
+def _forced(problem: Problem) -> frozenset[str]:
+    """Marks of what must not be made twice."""
+    return frozenset(node.mark for node in problem.nodes if node.forced and node.mark)
