@@ -1,14 +1,14 @@
 """A jaxpr as operations: calls entered, loops and branches with their inside, slices and stacks made plain."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from jax.extend import core
 
-from jremat.graph.kernels import alive, kernels_of, scattered, turns_matmul
+from jremat.graph.kernels import alive, kernels_of, scattered
 from jremat.graph.operations import Computation, Op, Value
-from jremat.graph.rules import ALIASES, FUSIBLE, IN_PLACE, Rules
+from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
 from jremat.graph.trace import aval_bytes, inner_jaxprs, loop_parts, opened
 from jremat.policy.ops import tagged_name
 
@@ -24,16 +24,24 @@ class _Reader:
     def __init__(self, rules: Rules):
         self.rules = rules
         self.ops: list[Op] = []
+        self.made: dict[Any, Op] = {}  # by what it does to what, to do nothing twice
 
-    def computation(self, jaxpr: Any, sliced: Sequence[bool] = (), carried: Sequence[int | None] = ()) -> Computation:
+    def computation(
+        self,
+        jaxpr: Any,
+        sliced: Sequence[bool] = (),
+        carried: Sequence[int | None] = (),
+        sunk: Collection[int] = (),
+    ) -> Computation:
         """Read one computation.
 
         Args:
             jaxpr: open.
             sliced: which inputs are slices of stacks that the caller holds.
             carried: for a loop's body, the place of each carried output among the inputs; None: written to a stack.
+            sunk: inputs that are constants, made inside.
         """
-        outer, self.ops = self.ops, []
+        outer, self.ops, self.made = (self.ops, self.made), [], {}
         env: dict[Any, Value] = {}
         inputs = []
         for k, var in enumerate(jaxpr.invars):
@@ -42,6 +50,8 @@ class _Reader:
             if k < len(sliced) and sliced[k]:
                 # XLA slices the stack where the slice is read: a kernel of its own before a matmul, else fused
                 env[var] = self._op("slice of a stack", None, None, [given], [var.aval]).outputs[0]
+            elif k in sunk:
+                env[var] = self._op("broadcast_in_dim", None, None, [], [var.aval]).outputs[0]
             else:
                 env[var] = given
         for var in jaxpr.constvars:
@@ -54,7 +64,8 @@ class _Reader:
         result = self._op(
             "result", None, None, [v for k, v in enumerate(outputs) if not carried or carried[k] is not None], []
         )
-        ops, self.ops = alive(scattered(self.ops)), outer
+        ops = alive(scattered(self.ops))
+        self.ops, self.made = outer
         kernels = kernels_of(ops, self.rules)
         assert result in ops
         return Computation(inputs, outputs, kernels, tuple(carried))
@@ -127,7 +138,13 @@ class _Reader:
         elif name == "while":
             made = self._while(eqn, inputs, call)
         else:
+            key = _same(eqn, inputs) if name in PURE else None
+            if key in self.made:
+                env[eqn.outvars[0]] = self.made[key].outputs[0]
+                return
             op = self._op(name, eqn, call, inputs, [v.aval for v in eqn.outvars])
+            if key is not None:
+                self.made[key] = op
             if name in IN_PLACE:
                 op.in_place = {0: 0}
             jaxprs = inner_jaxprs(eqn) if name not in self.rules.opaque else []
@@ -142,6 +159,9 @@ class _Reader:
         sliced = [k >= consts + carry for k in range(len(body.invars))]
         carried = [consts + k if k < carry else None for k in range(len(body.outvars))]
         inner = self.computation(body, sliced, carried)
+        sunk = {k for k in range(consts) if _is_constant(inputs[k]) and _only_starts(inner.inputs[k])}
+        if sunk:
+            inner = self.computation(body, sliced, carried, sunk)
         inputs = [
             self._relaid(v, eqn, call) if cut and (v.layout in ("turned", "mixed") or _turns(v, slice_)) else v
             for cut, v, slice_ in zip(sliced, inputs, inner.inputs)
@@ -184,6 +204,12 @@ class _Reader:
         return op.outputs
 
 
+def _same(eqn: Any, inputs: list[Value]) -> Any:
+    """What is equal for two equations that make the same value."""
+    read = tuple(str(v) if isinstance(v, core.Literal) else id(value) for v, value in zip(eqn.invars, inputs))
+    return eqn.primitive.name, read, str(eqn.outvars[0].aval), str(sorted(eqn.params.items(), key=lambda kv: kv[0]))
+
+
 def _layout(op: Op) -> str:
     """How the result lies in memory, as far as it isn't as its shape says; see ``Value.layout``."""
     if op.name == "dot_general":
@@ -203,6 +229,16 @@ def _layout(op: Op) -> str:
     size = math.prod(op.outputs[0].aval.shape)
     found = {v.layout for v in op.inputs if math.prod(v.aval.shape) == size}
     return next((layout for layout in ("settled", "mixed", "turned", "matmul") if layout in found), "")
+
+
+def _is_constant(value: Value) -> bool:
+    """Whether a value is one number, many times."""
+    return value.maker is not None and value.maker.name in FREE and all(v.held for v in value.maker.inputs)
+
+
+def _only_starts(value: Value) -> bool:
+    """Whether loops start from a value and nothing else reads it: XLA then makes it where the loop starts."""
+    return bool(value.users) and all(user.name in ("scan", "while") for user in value.users)
 
 
 def _turns(stack: Value, one: Value) -> bool:

@@ -39,6 +39,9 @@ EXPENSIVE = frozenset({"tanh", "erf", "erfc", "pow", "sin", "cos", "log1p", "ran
 REDUCTIONS = frozenset(REDUCTION.primitives) | {"argmax", "argmin", "reduce_precision_sum"}
 """Reads what it reduces fused, writes its result."""
 
+PURE = (FUSIBLE | FREE | LAYOUT | REDUCTIONS | {"dot_general"}) - {"slice of a stack"}
+"""Done once where the program says it twice."""
+
 IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter-mul"})
 """Written over its first input where that dies here."""
 
