@@ -109,9 +109,9 @@ def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
 def _kernel(op: Op) -> Kernel:
     """A kernel with all that is fused into it."""
     reads: dict[Value, bool] = {}  # and whether each is read element by element
-    waiting = [(value, True) for value in op.inputs]
+    waiting = [(value, True) for value in reversed(op.inputs)]
     if op.name in REDUCTIONS or op.name in LAYOUT:
-        waiting = [(value, False) for value in op.inputs]
+        waiting = [(value, False) for value in reversed(op.inputs)]
     seen: set[Value] = set()
     while waiting:
         value, aligned = waiting.pop()
@@ -121,7 +121,7 @@ def _kernel(op: Op) -> Kernel:
                 continue
             seen.add(value)
             aligned = aligned and (maker.name not in LAYOUT or turns_matmul(maker))
-            waiting += [(v, aligned) for v in maker.inputs]
+            waiting += [(v, aligned) for v in reversed(maker.inputs)]
         elif maker is not None or value.held:
             reads[value] = reads.get(value, True) and aligned
     shares = []

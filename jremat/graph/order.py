@@ -12,8 +12,14 @@ Order = Callable[[Computation], list[Kernel]]
 
 
 def defines(kernel: Kernel) -> int:
-    """Bytes of the values that a kernel makes; a barrier makes none."""
-    return 0 if kernel.op.name == "optimization_barrier" else sum(value.nbytes for value in kernel.writes)
+    """Bytes of the values that a kernel makes, as XLA's schedulers count them.
+
+    A barrier makes none. A loop makes all that goes round in it, what it only reads included; so it is put off for as
+    long as anything else can run.
+    """
+    if kernel.op.name == "optimization_barrier":
+        return 0
+    return sum(value.nbytes for value in (kernel.op.inputs if kernel.op.name in ("scan", "while") else kernel.writes))
 
 
 def root(value: Value) -> Value:
@@ -101,7 +107,7 @@ def depth_first(computation: Computation) -> list[Kernel]:
         for value in kernel.reads:
             readers[value] = readers.get(value, 0) + 1
     makers = {value: kernel for kernel in before for value in kernel.writes}
-    most_bytes = sum(defines(kernel) for kernel in before)
+    most_bytes = 0  # XLA's bound on a kernel's bytes is what stands before it in the order as written
     most_users = sum(max(2 * len(k.writes), 1) if len(k.writes) > 1 else 1 for k in before) + len(computation.inputs)
     extra: dict[Kernel, int] = {}
     sizes: dict[Kernel, int] = {}
@@ -112,9 +118,10 @@ def depth_first(computation: Computation) -> list[Kernel]:
         several = len(kernel.writes) > 1
         users = extra[kernel] + (max(readers.get(value, 1) - 1, 0) if several else 0)
         name = "get-tuple-element" if several else _NAMES.get(kernel.op.name, "loop_fusion")
-        return -min(users, most_users), -min(sizes[kernel], most_bytes), name
+        return -min(users, most_users), -sizes[kernel], name
 
     for kernel in _walk(before, lambda kernel: before[kernel]):
+        most_bytes += defines(kernel)
         own = len(kernel.writes) if len(kernel.writes) > 1 else sum(readers.get(v, 0) for v in kernel.writes)
         operands = [rank(v) for v in kernel.reads if v in makers]
         extra[kernel] = min(max(own - 1, 0) - sum(users for users, _, _ in operands), most_users)
