@@ -1,0 +1,151 @@
+"""The fastest remat plan that fits: bytes in, plan out, with its proof.
+
+    python scripts/plan.py --model llama3-8b --seq 8192 --target h100 --devices 8 --hbm 80GiB
+
+The whole training step (AdamW on a donated state) is traced under each plan that is looked at, and compiled for the
+target under the one that is chosen; the target need not be here, and times are modelled unless --measure runs it.
+Exit codes: 0 a plan that fits; 1 nothing fits; 2 something that the user can put right, said in one line.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.cli import fail, parse
+from scripts.planning.config import Planning
+from scripts.startup import start_jax
+
+PROGRAM = "plan"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    try:
+        flags = parse(Planning, PROGRAM, argv)
+        flags.check()
+        start_jax()
+        return _run(flags)
+    except ValueError as error:
+        return fail(PROGRAM, error)
+    except OSError as error:
+        return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
+
+
+def _run(flags: Planning) -> int:
+    from jremat.measure import CompileError, TargetError, target
+    from jremat.plan.result import DoesNotFit
+    from jremat.report.tables import console
+    from scripts.benchmark.build import config_of
+    from scripts.planning.question import ask, batches, largest, seqs
+    from scripts.planning.tables import of_frontier, of_kept, of_sizes
+
+    out, case = console(), flags.case
+    try:
+        devices, config = target(case.target).num_devices, config_of(case)
+        if flags.largest_batch:
+            answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens)
+            out.print(of_sizes(tried, "batch"))
+        elif flags.largest_seq:
+            answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens)
+            out.print(of_sizes(tried, "seq"))
+        else:
+            answer = ask(flags, case)
+    except DoesNotFit as error:
+        fail(PROGRAM, error)
+        _what_would_help(flags, error, out)
+        return 1
+    except (CompileError, TargetError) as error:
+        return fail(PROGRAM, error)
+    if flags.measure:
+        from scripts.planning.measured import fastest
+
+        answer = fastest(answer, out)
+    plan = answer.plan
+    out.print(of_kept(answer))
+    out.print(of_frontier(answer))
+    print(_summary(flags, answer))
+    if flags.out:
+        plan = plan.save(flags.out)
+        print(f"saved: --policy {plan.spec}")
+    if flags.json:
+        flags.json.write_text(json.dumps(_figures(answer), indent=1) + "\n", encoding="utf-8")
+    if flags.plot:
+        for path in _draw(answer, flags.plot):
+            print(f"picture {path}")
+    return 0
+
+
+def _summary(flags: Planning, answer: Any) -> str:
+    """The plan in three lines."""
+    from jremat.report.tables import human
+
+    plan, case = answer.plan, answer.case
+    shown = f"{human(plan.peak_bytes)} {plan.target}" if plan.peak_bytes is not None else "not compiled"
+    host = f", {human(plan.host_bytes)} on the host" if plan.host_bytes else ""
+    step = f", step {plan.step_seconds * 1e3:.1f} ms modelled" if plan.step_seconds else ""
+    speed = f", {answer.tokens_per_second:,.0f} tokens/s modelled" if answer.tokens_per_second else ""
+    return (
+        f"{case.model}, batch {case.batch} × {answer.tokens // case.batch} tokens on {case.target}: "
+        f"{plan.policy.spec}\n"
+        f"peak {shown}{host}, predicted {human(plan.predicted_peak_bytes)}; of {human(plan.hbm_bytes)} "
+        f"less {plan.margin:.0%}; {plan.compiles} compile{'s' * (plan.compiles != 1)}\n"
+        f"recomputes {plan.recompute_share:.1%} of the layers' forward matmul FLOPs{step}{speed}"
+    )
+
+
+def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
+    """The changes that the closed form says would make it fit."""
+    from jremat.estimate.fit import Run, ways_to_fit
+    from jremat.estimate.parallel import Parallel
+    from scripts.benchmark.build import config_of, seq_of
+    from scripts.estimating.config import zoo
+    from scripts.estimating.tables import of_ways
+
+    case, config = flags.case, config_of(flags.case)
+    spread = Parallel(data=flags.devices, zero=3) if flags.devices > 1 else Parallel()
+    from jremat.policy import FULL
+
+    run = Run(config=config, policy=FULL, batch=case.batch, seq=seq_of(case, config), chunk=case.loss_chunk or None,
+              parallel=spread)  # fmt: skip
+    leanest = error.leanest
+    ways = ways_to_fit(run, int(leanest.hbm_bytes * (1 - leanest.margin)), zoo())
+    if ways:
+        out.print(of_ways(ways, "full"))
+    else:
+        print("no change that the closed form tries makes it fit")
+
+
+def _figures(answer: Any) -> dict[str, Any]:
+    import dataclasses
+
+    case = {k: v for k, v in dataclasses.asdict(answer.case).items() if v not in ("", 0, False)}
+    return {
+        "case": case,
+        "tokens": answer.tokens,
+        "tokens_per_second": answer.tokens_per_second,
+        **answer.plan.to_dict(),
+    }
+
+
+def _draw(answer: Any, folder: Path) -> list[Path]:
+    from jremat.report.plots import frontier  # Matplotlib takes a second to load
+
+    plan, case = answer.plan, answer.case
+    seconds = plan.objective == "seconds"
+    unit = (lambda p: p.recompute_seconds / answer.devices) if seconds else (lambda p: p.recompute_flops / 1e12)
+    return frontier(
+        [(p.spec, p.predicted_peak_bytes, unit(p)) for p in plan.beside],
+        [(p.predicted_peak_bytes, unit(p)) for p in plan.frontier],
+        folder=folder,
+        title=f"{case.model}, batch {case.batch} on {case.target}, predicted",
+        cost="modelled recompute in a step, s" if seconds else "recompute in a step, TFLOP",
+        hbm_bytes=plan.hbm_bytes,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

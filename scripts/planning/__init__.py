@@ -1,0 +1,1 @@
+"""What plan.py is made of."""

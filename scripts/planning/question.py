@@ -1,0 +1,143 @@
+"""One question to the planner: the best plan of a training step on its target."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jremat
+import policies
+from jremat.measure import target
+from jremat.plan.result import DoesNotFit, Plan
+from jremat.policy import LayerPlan, Policy, Request
+from scripts.benchmark.build import built_under, config_of, layer_of, seq_of
+from scripts.benchmark.config import Case
+from scripts.planning.config import Planning
+from scripts.training.remat import layer_shapes, run_as
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, and the step that it is for."""
+
+    case: Case
+    plan: Plan
+    tokens: int
+
+    @property
+    def devices(self) -> int:
+        """That the step is spread over."""
+        return target(self.case.target).num_devices
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Modelled, on all devices."""
+        return self.tokens / self.plan.step_seconds if self.plan.step_seconds else None
+
+
+def ask(flags: Planning, case: Case, compiles: int | None = None, beside: bool = True) -> Answer:
+    """The best plan of ``case``.
+
+    Args:
+        flags: everything that is not in the case.
+        compiles: in place of the flags'.
+        beside: whether named policies are traced too.
+
+    Raises:
+        DoesNotFit: nothing fits.
+        ValueError: a flag that is wrong.
+    """
+    config, devices = config_of(case), target(case.target).num_devices
+    seq = seq_of(case, config)
+    if seq > config.max_seq:
+        raise ValueError(f"seq: {case.model} takes at most {config.max_seq} tokens, got {seq}")
+
+    def step(plan: Policy | LayerPlan) -> tuple[Any, tuple[Any, Any]]:
+        built = built_under(case, devices, run_as(plan.spec, plan, "auto", config))
+        return built.step, (built.state, built.tokens)
+
+    plan = jremat.plan(
+        layer_of(config, devices),
+        *layer_shapes(config, case.batch, seq),
+        num_layers=config.num_layers,
+        hbm_bytes=flags.hbm_bytes,
+        host_bytes=flags.host_bytes,
+        target=case.target,
+        step=step,
+        objective=None if flags.objective == "auto" else flags.objective,
+        also=named(flags.named) if beside else (),
+        keep=flags.keep,
+        names_only=flags.names_only,
+        margin=flags.margin,
+        compiles=flags.compiles if compiles is None else compiles,
+    )
+    return Answer(case, plan, case.batch * seq)
+
+
+def named(specs: Iterable[str]) -> tuple[Policy | LayerPlan, ...]:
+    """The policies of these specs.
+
+    Raises:
+        ValueError: an unknown one, or a request, which is itself the planner's.
+    """
+    found = []
+    for spec in specs:
+        policy = policies.get(spec)
+        if isinstance(policy, Request):
+            raise ValueError(f"named: {spec!r} is what the planner is asked, no policy to stand beside its answer")
+        found.append(policy)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One size that was tried, and what came of it."""
+
+    case: Case
+    answer: Answer | None
+
+
+def largest(flags: Planning, sizes: Iterator[Case], worth: Callable[[Answer], float]) -> tuple[Answer, list[Tried]]:
+    """The best size together with its plan: every size is predicted until one doesn't fit, the best is compiled.
+
+    Args:
+        sizes: growing.
+        worth: of an answer, the more the better.
+
+    Raises:
+        DoesNotFit: not even the first size fits.
+    """
+    tried: list[Tried] = []
+    refused: DoesNotFit | None = None
+    for case in sizes:
+        try:
+            tried.append(Tried(case, ask(flags, case, compiles=0, beside=False)))
+        except DoesNotFit as error:
+            refused = error
+            tried.append(Tried(case, None))
+            break
+    found = sorted((t.answer for t in tried if t.answer is not None), key=worth, reverse=True)
+    for answer in found:
+        try:
+            return ask(flags, answer.case), tried
+        except DoesNotFit as error:  # predicted to fit, and doesn't: the next best
+            refused = error
+    assert refused is not None, "where nothing was found something was refused"
+    raise refused
+
+
+def batches(case: Case, devices: int) -> Iterator[Case]:
+    """The step with ever more sequences: one a device, two, three, four, six, eight, twelve …"""
+    size = 1
+    while True:
+        yield replace(case, batch=size * devices)
+        if size > 1 and size & (size - 1) == 0:
+            yield replace(case, batch=size * 3 // 2 * devices)
+        size *= 2
+
+
+def seqs(case: Case, max_seq: int) -> Iterator[Case]:
+    """The step with ever longer sequences, from 1,024 tokens, or the model's context, on."""
+    size = min(1024, max_seq)
+    while size <= max_seq:
+        yield replace(case, seq=size)
+        size *= 2

@@ -1,0 +1,90 @@
+"""A plan as tables for people."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from jremat.plan.result import Plan, Point
+from jremat.report.tables import human
+from scripts.planning.question import Answer, Tried
+
+_POINTS = 10  # of the frontier in the table; --json has all
+
+
+def of_kept(answer: Answer) -> Table:
+    """What the plan keeps on one device, most bytes first."""
+    plan, devices = answer.plan, answer.devices
+    table = Table(title="kept for the backward pass, on one device", title_justify="left")
+    for head in ("value", "made at"):
+        table.add_column(head)
+    for head in ("layers", "bytes in all", "where", "spares recompute of"):
+        table.add_column(head, justify="right")
+    for row in plan.kept:
+        spared = f"{row.spared_seconds * row.layers / devices * 1e3:.2f} ms" if plan.objective == "seconds" else ""
+        if plan.objective == "flops":
+            spared = f"{row.spared_seconds * row.layers / devices / 1e9:,.1f} GFLOP"
+        size = human(row.nbytes * row.layers / devices)
+        table.add_row(row.name, row.source, str(row.layers), size, row.where, spared)
+    return table
+
+
+def of_frontier(answer: Answer) -> Table:
+    """The frontier, thinned, with the named policies in their places, most memory first."""
+    plan = answer.plan
+    limit = plan.hbm_bytes * (1 - plan.margin)
+    table = Table(title="frontier, predicted; named policies under the same cost model", title_justify="left")
+    table.add_column("plan", overflow="fold")
+    seconds = plan.objective == "seconds"
+    for head in ("peak", "fits", "recomputed", *(("recompute", "step", "tokens/s") if seconds else ())):
+        table.add_column(head, justify="right")
+    rows = [(point, "named") for point in plan.beside] + [(point, "") for point in thinned(plan)]
+    for point, kind in sorted(rows, key=lambda row: -row[0].predicted_peak_bytes):
+        chosen = point.plan == plan.policy and not kind
+        cells = [
+            f"[bold]{words(point)}[/] (chosen)" if chosen else f"{words(point)}{' (named)' * bool(kind)}",
+            human(point.predicted_peak_bytes),
+            "yes" if point.predicted_peak_bytes <= limit else "no",
+            f"{point.recompute_flops / max(plan.forward_flops, 1):.1%}",
+        ]
+        if seconds:
+            cells.append(f"{point.recompute_seconds / answer.devices * 1e3:.2f} ms")
+        if (step := _step_seconds(answer, point)) is not None:
+            cells += [f"{step * 1e3:.1f} ms", f"{answer.tokens / step:,.0f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _step_seconds(answer: Answer, point: Point) -> float | None:
+    plan = answer.plan
+    if plan.step_seconds is None:
+        return None
+    return plan.step_seconds - plan.recompute_seconds + point.recompute_seconds / answer.devices
+
+
+def thinned(plan: Plan) -> list[Point]:
+    """About ten points of the frontier, evenly spread, the chosen one among them."""
+    last = len(plan.frontier) - 1
+    places = {round(k * last / (_POINTS - 1)) for k in range(_POINTS)}
+    return [p for k, p in enumerate(plan.frontier) if k in places or p.plan == plan.policy]
+
+
+def words(point: Point) -> str:
+    """A plan for a table: its spec, without fingerprints."""
+    return point.spec.replace(" planned values of graph ", " values of ").replace("mix:", "")
+
+
+def of_sizes(tried: Sequence[Tried], name: str) -> Table:
+    """The sizes that were tried."""
+    table = Table(title=f"{name}, predicted", title_justify="left")
+    for head in (name, "peak", "recomputed", "step", "tokens/s"):
+        table.add_column(head, justify="right")
+    for row in tried:
+        size = str(getattr(row.case, name))
+        if row.answer is None:
+            table.add_row(size, "does not fit", "", "", "")
+            continue
+        plan, speed = row.answer.plan, row.answer.tokens_per_second
+        step = f"{plan.step_seconds * 1e3:.1f} ms" if plan.step_seconds else ""
+        rate = f"{speed:,.0f}" if speed else ""
+        table.add_row(size, human(plan.predicted_peak_bytes), f"{plan.recompute_share:.1%}", step, rate)
+    return table
