@@ -7,6 +7,7 @@ writing it once. The rules are those of XLA's fusion for GPUs, as far as memory 
 
 from jremat.graph.operations import Kernel, Op, Value
 from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, REDUCTIONS, Rules
+from jremat.graph.siblings import merged
 
 
 def scattered(ops: list[Op]) -> list[Op]:
@@ -57,7 +58,7 @@ def kernels_of(ops: list[Op], rules: Rules) -> list[Kernel]:
         readers = frozenset().union(*(roots[user] for value in op.outputs for user in value.users))
         op.fused = _fuses(op, readers, rules)
         roots[op] = readers if op.fused else frozenset([op])
-    return [_kernel(op) for op in ops if not op.fused]
+    return merged([_kernel(op) for op in ops if not op.fused])
 
 
 def _fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
