@@ -10,33 +10,37 @@ import math
 from jremat.graph.operations import Kernel, Value
 from jremat.graph.rules import FUSIBLE, REDUCTIONS
 
-Before = dict[Kernel, set[Kernel]]
-
 
 def merged(kernels: list[Kernel]) -> list[Kernel]:
     """The kernels, siblings joined, in an order in which each stands after what it reads."""
-    for value in _read_last_first(kernels):
-        readers = [kernel for kernel in kernels if value in kernel.reads and _elements(kernel)]
-        k = 0
-        while k < len(readers):
-            for other in readers[k + 1 :]:
-                if _elements(readers[k]) == _elements(other) and not _connected(readers[k], other, kernels):
-                    one = _joined(readers[k], other)
-                    kernels = [one if kernel is readers[k] else kernel for kernel in kernels if kernel is not other]
-                    readers = [one if kernel is readers[k] else kernel for kernel in readers if kernel is not other]
-                    break
-            else:
-                k += 1
-    return _sorted(kernels)
-
-
-def _read_last_first(kernels: list[Kernel]) -> list[Value]:
-    """What several kernels read, but for scalars."""
-    readers: dict[Value, int] = {}
+    readers: dict[Value, list[Kernel]] = {}
+    makers: dict[Value, Kernel] = {}
     for kernel in kernels:
+        makers |= dict.fromkeys(kernel.writes, kernel)
         for value in kernel.reads:
-            readers[value] = readers.get(value, 0) + 1
-    return [value for value in reversed(readers) if readers[value] > 1 and math.prod(value.aval.shape) > 1]
+            readers.setdefault(value, []).append(kernel)
+    place = {kernel: float(k) for k, kernel in enumerate(kernels)}
+    for value in reversed(list(readers)):
+        if math.prod(value.aval.shape) == 1:
+            continue
+        candidates = [kernel for kernel in readers[value] if _elements(kernel)]
+        k = 0
+        while k < len(candidates):
+            one = candidates[k]
+            other = next(
+                (c for c in candidates[k + 1 :] if _elements(one) == _elements(c) and not _connected(one, c, makers)),
+                None,
+            )
+            if other is None:
+                k += 1
+                continue
+            both = _joined(one, other)
+            place[both] = min(place.pop(one), place.pop(other))
+            makers |= dict.fromkeys(both.writes, both)
+            for read in both.reads:
+                readers[read] = [c for c in readers[read] if c is not one and c is not other] + [both]
+            candidates = [both if c is one else c for c in candidates if c is not other]
+    return _sorted(sorted(place, key=place.__getitem__), makers)
 
 
 def _elements(kernel: Kernel) -> tuple[int, ...]:
@@ -51,9 +55,8 @@ def _elements(kernel: Kernel) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
 
 
-def _connected(a: Kernel, b: Kernel, kernels: list[Kernel]) -> bool:
+def _connected(a: Kernel, b: Kernel, makers: dict[Value, Kernel]) -> bool:
     """Whether one of the two needs the other, directly or through others."""
-    makers = {value: kernel for kernel in kernels for value in kernel.writes}
     return _needs(a, b, makers) or _needs(b, a, makers)
 
 
@@ -71,13 +74,15 @@ def _needs(kernel: Kernel, other: Kernel, makers: dict[Value, Kernel]) -> bool:
 
 
 def _joined(a: Kernel, b: Kernel) -> Kernel:
+    """Both as one. What both read can't be written over: XLA gives an operand's place to the only result that reads it."""
     reads = tuple(dict.fromkeys((*a.reads, *b.reads)))
-    return Kernel(a.op, reads, (*a.writes, *b.writes), (*a.shares, *b.shares))
+    own = tuple(tuple(v for v in taken if v not in b.reads) for taken in a.shares)
+    others = tuple(tuple(v for v in taken if v not in a.reads) for taken in b.shares)
+    return Kernel(a.op, reads, (*a.writes, *b.writes), (*own, *others))
 
 
-def _sorted(kernels: list[Kernel]) -> list[Kernel]:
+def _sorted(kernels: list[Kernel], makers: dict[Value, Kernel]) -> list[Kernel]:
     """In the given order, but each kernel after the makers of what it reads."""
-    makers = {value: kernel for kernel in kernels for value in kernel.writes}
     order: dict[Kernel, None] = {}
     for start in kernels:
         waiting = [start]
