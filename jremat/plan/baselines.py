@@ -6,7 +6,7 @@ must not be made twice is kept by all of them, which the originals don't know. N
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -51,22 +51,23 @@ def greedy(problem: Problem, budget: Budget) -> Outcome | None:
 
 
 def knapsack(problem: Problem, budget: Budget) -> Outcome | None:
-    """An exact 0/1 knapsack over the values that the fastest choice keeps, then a min-cut for bytes.
+    """PyTorch's: an exact 0/1 knapsack over what costly operations make, then a min-cut for bytes.
 
-    An item weighs its bytes and is worth the time of making it from the other items. What is worth keeping so is not
-    made again, and under that condition a cut keeps the fewest bytes. An item's worth doesn't know which of the others
-    stay, and the cut doesn't know time: both are where it errs.
+    An item weighs its bytes and is worth its own operation's time. What is packed is not made again, and under that
+    condition a cut keeps the fewest bytes. Neither knows what an item saves behind it, nor what else a spare byte
+    could keep; where the fastest choice of all fits, it is taken.
 
     Source: PyTorch, ``torch/_functorch/partitioners.py``, ``choose_saved_values_set``, with the solver ``ilp`` or
-    ``dp`` of ``_activation_checkpointing/knapsack.py``. There only operations of its list of costly ones are items,
-    worth their own runtime alone, and presets that save by fusion come before; the budget is a share of bytes.
+    ``dp`` of ``_activation_checkpointing/knapsack.py``. There the costly operations are a list (here: those with a
+    matmul in them), presets that save by fusion come before, and the budget is a share of bytes.
 
     >>> from jremat.plan.problem import Node
-    >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
-    >>> sorted(knapsack(chain, Budget(4)).kept), knapsack(chain, Budget(3)).recompute_seconds
-    (['b'], 10.0)
+    >>> up = Node((), 8, 2.0, matmul_flops=9, mark="up", needed=True)
+    >>> act = Node((0,), 8, 1.0, mark="act", needed=True)
+    >>> sorted(knapsack(Problem((up, act)), Budget(8)).kept)
+    ['up']
     """
-    return _packed(problem, budget, _fill_exactly)
+    return _packed(problem, budget, _costly(problem), _fill_exactly)
 
 
 def greedy_knapsack(problem: Problem, budget: Budget) -> Outcome | None:
@@ -75,11 +76,34 @@ def greedy_knapsack(problem: Problem, budget: Budget) -> Outcome | None:
     Source: PyTorch, ``torch/_functorch/_activation_checkpointing/knapsack.py``, ``greedy_knapsack``.
 
     >>> from jremat.plan.problem import Node
-    >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
-    >>> sorted(greedy_knapsack(chain, Budget(4)).kept)
-    ['b']
+    >>> pair = (Node((), 6, 7.0, 9, mark="a", needed=True), Node((), 5, 5.0, 9, mark="b", needed=True))
+    >>> sorted(greedy_knapsack(Problem(pair), Budget(10)).kept)
+    ['a']
     """
-    return _packed(problem, budget, _fill_greedily)
+    return _packed(problem, budget, _costly(problem), _fill_greedily)
+
+
+def wide_knapsack(problem: Problem, budget: Budget) -> Outcome | None:
+    """As ``knapsack``, over every value that the fastest choice keeps, each worth the time of making it from the others.
+
+    Stronger than what PyTorch does: cheap values are items too, and an item's worth counts what lies behind it. It
+    errs only where two items that go together would cost more, or a value that is no item would spare both.
+
+    >>> from jremat.plan.problem import Node
+    >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
+    >>> sorted(wide_knapsack(chain, Budget(4)).kept), wide_knapsack(chain, Budget(3)).recompute_seconds
+    (['b'], 10.0)
+    """
+    fastest = best(problem, Budget())
+    if fastest is None:
+        return None
+    alone = {item: problem.outcome(fastest.kept - {item}).recompute_seconds for item in fastest.kept}
+    held = [(problem.nodes[place].mark, problem.nodes[place].nbytes) for place in fastest.held]
+    items = tuple(
+        _Item(item, sum(nbytes for mark, nbytes in held if mark == item), alone[item] - fastest.recompute_seconds)
+        for item in sorted(fastest.kept)
+    )
+    return _packed(problem, budget, items, _fill_exactly)
 
 
 MAXTEXT_ORDER: tuple[tuple[str, ...], ...] = (
@@ -118,40 +142,54 @@ def fixed_order(problem: Problem, budget: Budget) -> Outcome | None:
 
 
 BASELINES: Mapping[str, Baseline] = MappingProxyType(
-    {"greedy": greedy, "knapsack": knapsack, "greedy_knapsack": greedy_knapsack, "fixed_order": fixed_order}
+    {f.__name__: f for f in (greedy, knapsack, greedy_knapsack, wide_knapsack, fixed_order)}
 )
 """All of them by name."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """What a knapsack may hold: a mark, its bytes, and the time that it is worth."""
+
+    mark: str
+    nbytes: int
+    seconds: float
+
 
 _Fill = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
 """Weights, worths and the room to which of the items are taken."""
 
 
-def _packed(problem: Problem, budget: Budget, fill: _Fill) -> Outcome | None:
+def _costly(problem: Problem) -> tuple[_Item, ...]:
+    """Marks whose own operation, up to the marks before it, has a matmul, where the backward pass leads to it."""
+    wanted = set(problem.outcome(()).recomputed)
+    found = []
+    for mark, places in problem.marks.items():
+        made, todo = set(places), list(places)
+        while todo:
+            before = {r for r in problem.nodes[todo.pop()].reads if problem.nodes[r].mark is None} - made
+            made |= before
+            todo += before
+        if wanted & set(places) and any(problem.nodes[p].matmul_flops for p in made):
+            size = sum(problem.nodes[p].nbytes for p in places)
+            found.append(_Item(mark, size, sum(problem.nodes[p].seconds for p in made)))
+    return tuple(found)
+
+
+def _packed(problem: Problem, budget: Budget, items: tuple[_Item, ...], fill: _Fill) -> Outcome | None:
     fastest = best(problem, Budget())
-    if fastest is None:
-        return None
-    if fastest.kept_bytes <= budget.device_bytes:
+    if fastest is None or fastest.kept_bytes <= budget.device_bytes:
         return fastest
     forced = _forced(problem)
-    items = sorted(fastest.kept - forced)
-    room = budget.device_bytes - problem.outcome(problem.marks.keys() & forced).kept_bytes
-    weights = np.array([fastest.kept_bytes - _less(problem, fastest, item, held=True) for item in items])
-    worths = np.array([_less(problem, fastest, item, held=False) - fastest.recompute_seconds for item in items])
-    taken = fill(weights, worths, room) if room >= 0 and items else np.zeros(len(items), bool)
-    chosen = forced.union(item for item, flag in zip(items, taken) if flag)
-    plain = problem.outcome(chosen)
-    # Chosen is not made again; everything else may be, free of charge: the cut counts bytes alone.
+    room = budget.device_bytes - sum(n.nbytes for n in problem.nodes if n.mark in forced)
+    free = [item for item in items if item.mark not in forced]
+    weights, worths = np.array([i.nbytes for i in free], float), np.array([i.seconds for i in free], float)
+    taken = fill(weights, worths, room) if room >= 0 and free else np.zeros(len(free), bool)
+    plain = problem.outcome(forced.union(item.mark for item, flag in zip(free, taken) if flag))
+    # What is packed is not made again; everything else may be, free of charge: the cut counts bytes alone.
     bytes_only = tuple(replace(n, seconds=0.0, forced=n.forced or n.mark in plain.kept) for n in problem.nodes)
     leanest = problem.outcome(cut(replace(problem, nodes=bytes_only), 1.0).outcome.kept | forced)
-    fits = [o for o in (leanest, plain) if o.kept_bytes <= budget.device_bytes]
-    return fits[0] if fits else None
-
-
-def _less(problem: Problem, fastest: Outcome, item: str, held: bool) -> float:
-    """Without one item: the bytes that the others hold, or the time that it takes."""
-    if held:
-        return sum(problem.nodes[p].nbytes for p in fastest.held if problem.nodes[p].mark != item)
-    return problem.outcome(fastest.kept - {item}).recompute_seconds
+    return next((o for o in (leanest, plain) if o.kept_bytes <= budget.device_bytes), None)
 
 
 def _fill_exactly(weights: np.ndarray, worths: np.ndarray, room: float) -> np.ndarray:

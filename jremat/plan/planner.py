@@ -225,6 +225,15 @@ def _beside(also: Iterable[Policy | LayerPlan], stack: Stack, traced: PeakOf) ->
     return tuple(points)
 
 
+def _frontier(choices: tuple[Choice, ...], peaks: tuple[int, ...]) -> tuple[Point, ...]:
+    """The choices of which no faster one needs as little."""
+    points: list[Point] = []
+    for choice, peak in zip(choices, peaks, strict=True):
+        if not points or peak < points[-1].predicted_peak_bytes:
+            points.append(_point(choice, peak))
+    return tuple(points)
+
+
 def _point(choice: Choice, peak_bytes: int) -> Point:
     return Point(choice.plan, choice.kept_bytes, peak_bytes, choice.recompute_seconds, choice.recompute_flops)
 
@@ -257,7 +266,7 @@ def _result(
         forward_flops=stack.block.forward_flops * stack.num_layers,
         objective=objective,
         kept=_kept(choice.plan, stack),
-        frontier=tuple(map(_point, choices, peaks)),
+        frontier=_frontier(choices, peaks),
         beside=beside,
         compiles=len(found.compiled),
         target=kind.label,

@@ -119,6 +119,7 @@ def read_block(
     flat = _forward(program, {} if names_only else {c.value.id: c.mark for c in places.values() if not c.inside})
     residuals = graph_of(Program(flat.jaxpr, tuple(flat.consts), None, ()), SELECTABLE)
     nodes = _nodes(residuals, flat.jaxpr, cost(residuals), places, frozenset(keep))
+    nodes = _decisions_kept(nodes, [TOP_K.name in op.families for op in residuals.ops])
     tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in flat.jaxpr.eqns]
     nodes, aliases = _without_doubles(nodes, tags)
     forward = sum(cost(graph))
@@ -207,6 +208,22 @@ def _needed(jaxpr: Any) -> frozenset[int]:
 
 def _forced(candidate: Candidate, keep: frozenset[str]) -> bool:
     return candidate.value.name in keep or TOP_K.name in candidate.op.families
+
+
+def _decisions_kept(nodes: Sequence[Node], decide: Sequence[bool]) -> tuple[Node, ...]:
+    """What a choice by value is made from is kept where the choice must be made again.
+
+    JAX's derivative reads the choice's own result, which no tag on it reaches; from the same values it comes out equal.
+    """
+    forced = set()
+    todo = [read for place, node in enumerate(nodes) if decide[place] for read in node.reads]
+    while todo:
+        place = todo.pop()
+        if nodes[place].mark is not None:
+            forced.add(place)
+        else:
+            todo += nodes[place].reads
+    return tuple(replace(node, forced=node.forced or place in forced) for place, node in enumerate(nodes))
 
 
 def _without_doubles(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
@@ -61,37 +60,45 @@ def search(
             predicted[k] = predict(choices[k].plan)
         return predicted[k]
 
-    def first_that_fits(limit: int, start: int) -> int:
-        """The first choice from ``start`` on that is traced to fit, or the last."""
-        for k in {start, len(choices) - 1}:
-            traced(k)
-        for _ in choices:
-            line = peaks_between(choices, predicted)
-            k = next((k for k in range(start, len(choices)) if line[k] <= limit), len(choices) - 1)
-            if k in predicted:
+    def expected(k: int) -> int:
+        """Peak bytes, corrected by what the compiler said of the nearest choice."""
+        near = min(compiled, key=lambda j: abs(j - k), default=None)
+        return peaks_between(choices, predicted)[k] + (compiled[near] - traced(near) if near is not None else 0)
+
+    def next_place() -> int | None:
+        """The fastest choice that is expected to fit; where none is, the one that is expected to need least."""
+        while True:
+            left = [k for k in range(len(choices)) if k not in compiled]
+            peaks = {k: expected(k) for k in left}
+            k = next((k for k in left if peaks[k] <= limit_bytes), min(left, key=lambda k: peaks[k], default=None))
+            if k is None or k in predicted:
                 return k
             traced(k)
-        raise AssertionError("each turn traces a choice that wasn't")
 
-    k, shift = first_that_fits(limit_bytes, 0), 0
-    while confirm is not None and k not in compiled:
-        compiled[k] = confirm(choices[k].plan)
-        shift = compiled[k] - traced(k)
-        fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
-        failed = [j for j, peak in compiled.items() if peak > limit_bytes]
-        if fitting and len(compiled) >= compiles:
-            break
-        k = first_that_fits(limit_bytes - shift, min(max(failed, default=-1) + 1, len(choices) - 1))
-        if fitting and k > min(fitting):
-            break
+    for end in (0, len(choices) - 1):
+        traced(end)
     if confirm is None:
+        k = next_place()
+        assert k is not None, "nothing was compiled, so there is a next"
         return Found(k, predicted, compiled, predicted[k] <= limit_bytes)
-    fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
-    return Found(min(fitting, default=min(compiled, key=lambda j: compiled[j])), predicted, compiled, bool(fitting))
+    while (k := next_place()) is not None:
+        fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
+        if fitting and (len(compiled) >= compiles or k > min(fitting) or expected(k) > limit_bytes):
+            break
+        if len(compiled) >= compiles + _MORE:
+            break
+        compiled[k] = confirm(choices[k].plan)
+    best = min((j for j, peak in compiled.items() if peak <= limit_bytes), default=None)
+    least = min(compiled, key=lambda j: compiled[j])
+    return Found(least if best is None else best, predicted, compiled, best is not None)
+
+
+_MORE = 4
+"""Compiles beyond those allowed before the search says that nothing fits."""
 
 
 def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tuple[int, ...]:
-    """A peak for every choice: the traced ones, and a line in kept bytes between them; never rising along the choices.
+    """A peak for every choice: the traced ones, and a line in kept bytes between them.
 
     >>> from jremat.policy import FULL
     >>> peaks_between([Choice(FULL, kept, 0, 0, 0) for kept in (9, 6, 0)], {0: 190, 2: 100})
@@ -100,5 +107,4 @@ def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tu
     places = sorted(predicted, reverse=True)  # fewest kept bytes first, as interpolation wants them
     kept = [choice.kept_bytes for choice in choices]
     line = np.interp(kept, [kept[k] for k in places], [predicted[k] for k in places])
-    rising = accumulate((int(peak) for peak in reversed(line)), max)
-    return tuple(reversed([*rising]))
+    return tuple(predicted.get(k, int(peak)) for k, peak in enumerate(line))
