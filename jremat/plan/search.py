@@ -85,7 +85,8 @@ def search(
         fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
         if fitting and (len(compiled) >= compiles or k > min(fitting) or expected(k) > limit_bytes):
             break
-        if len(compiled) >= compiles + _MORE:
+        hopeless = expected(k) > _NEAR * limit_bytes
+        if compiled and (hopeless or len(compiled) >= compiles + _MORE):
             break
         compiled[k] = confirm(choices[k].plan)
     best = min((j for j, peak in compiled.items() if peak <= limit_bytes), default=None)
@@ -93,8 +94,8 @@ def search(
     return Found(least if best is None else best, predicted, compiled, best is not None)
 
 
-_MORE = 4
-"""Compiles beyond those allowed before the search says that nothing fits."""
+_MORE, _NEAR = 4, 1.1
+"""Before it says that nothing fits, the search compiles so many more choices as long as they come as near as that."""
 
 
 def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tuple[int, ...]:
