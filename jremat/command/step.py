@@ -18,29 +18,38 @@ def gradient_step(
     arguments.
 
     Returns:
-        ``step(arrays, cotangents)`` to the result and the gradients, and those two arguments, as shapes.
+        ``step(arrays, cotangents)`` to the result and the gradients, and those two arguments, as shapes by name.
 
     >>> step, (arrays, cotangents) = gradient_step(lambda x: x * x, (jnp.ones(2),), {})
-    >>> [gradient.tolist() for gradient in step([jnp.ones(2)], [jnp.ones(2)])[1]]
+    >>> list(arrays), list(cotangents)
+    (['argument 0'], ['cotangent 0'])
+    >>> [gradient.tolist() for gradient in step({"argument 0": jnp.ones(2)}, {"cotangent 0": jnp.ones(2)})[1]]
     [[2.0, 2.0]]
     """
     arguments = take_apart(f, args, kwargs)
-    arrays = [jax.ShapeDtypeStruct(jnp.shape(leaf), _dtype(leaf)) for leaf in arguments.arrays]
-    active = [k for k, leaf in enumerate(arrays) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    given = jax.tree.leaves(jax.eval_shape(arguments.call, *arrays))
-    cotangents = [out for out in given if jnp.issubdtype(out.dtype, jnp.inexact)]
+    arrays = {
+        path: jax.ShapeDtypeStruct(jnp.shape(leaf), _dtype(leaf))
+        for path, leaf in zip(arguments.array_paths, arguments.arrays)
+    }
+    active = [path for path, leaf in arrays.items() if _is_real(leaf)]
+    given = filter(_is_real, jax.tree.leaves(jax.eval_shape(arguments.call, *arrays.values())))
+    cotangents = {f"cotangent {k}": out for k, out in enumerate(given)}
+    paths, places = tuple(arrays), tuple(cotangents)
 
-    def step(arrays: list[Any], cotangents: list[Any]) -> Any:
+    def step(arrays: Mapping[str, Any], cotangents: Mapping[str, Any]) -> Any:
         def of_active(*chosen: Any) -> Any:
-            places = dict(zip(active, chosen))
-            out = arguments.call(*(places.get(k, leaf) for k, leaf in enumerate(arrays)))
-            leaves = jax.tree.leaves(out)
-            return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)], leaves
+            own = dict(arrays) | dict(zip(active, chosen))
+            leaves = jax.tree.leaves(arguments.call(*(own[path] for path in paths)))
+            return [leaf for leaf in leaves if _is_real(leaf)], leaves
 
-        _, pull, out = jax.vjp(of_active, *(arrays[k] for k in active), has_aux=True)
-        return out, pull(cotangents)
+        _, pull, out = jax.vjp(of_active, *(arrays[path] for path in active), has_aux=True)
+        return out, pull([cotangents[place] for place in places])
 
     return step, (arrays, cotangents)
+
+
+def _is_real(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _dtype(leaf: Any) -> Any:

@@ -186,9 +186,9 @@ _FATES = ("kept", "offloaded", "recomputed", "input")
 
 def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
     uses, backward = Uses(), frozenset(map(id, program.backward_equations))
-    for var, origin in program.kept.items():
+    for origin, held in program.kept:
         found = row_of(origin, program.paths)
-        readers = list(dict.fromkeys(uses.readers(program.jaxpr, var, backward)))
+        readers = list(dict.fromkeys(r for var in held for r in uses.readers(program.jaxpr, var, backward)))
         scope = origin.scope
         if found.kind == "kept":
             fate: Fate = "offloaded" if found.decision is OFFLOAD else "kept"

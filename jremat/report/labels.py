@@ -36,10 +36,9 @@ def place(axes: Any, points: Sequence[tuple[float, float, str]], fontsize: float
         return
     figure = axes.figure
     figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
     spans = abs(axes.get_xlim()[1] - axes.get_xlim()[0]), abs(axes.get_ylim()[1] - axes.get_ylim()[0])
     taken = [_around(axes.transData.transform((x, y))) for x, y, _ in points]
-    frame = axes.get_window_extent(renderer)
+    frame = axes.get_window_extent()
     for x, y, label in merged(points, spans):
         best = None
         for right, up, side, height in _PLACES:
@@ -53,7 +52,7 @@ def place(axes: Any, points: Sequence[tuple[float, float, str]], fontsize: float
                 va=height,
                 arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": "#888"} if abs(up) > 8 else None,
             )
-            box = text.get_window_extent(renderer)
+            box = text.get_window_extent()
             outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
             covered = sum(_overlap(box, other) for other in taken) + 1e6 * outside
             if best is None or covered < best[0]:

@@ -81,10 +81,11 @@ def frontier(
         axes.set_ylabel(memory)
         axes.set_title(title)
         axes.margins(x=0.16, y=0.14)
+        axes.set_xlim(left=-0.03 * max([x for x, _ in points] + [x for _, x in planned], default=1))
         top = max([*(y for _, y in points), *(nbytes / GIB for nbytes, _ in planned)], default=0)
         _device(axes, hbm_bytes, top)
         if planned:
-            axes.legend(loc="upper right")
+            axes.legend(loc="best")
         place(axes, [(x, y, label) for (x, y), (label, _, _) in zip(points, named)])
     return files
 
@@ -151,7 +152,7 @@ def ledger_bars(
         for k, total in enumerate(start):
             axes.text(total, k, f" {total:.1f}", va="center", fontsize=8)
         axes.invert_yaxis()
-        axes.margins(x=0.08)
+        axes.set_xlim(0, max([*start, 0.001]) * 1.1)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("memory of one device at its peak, GiB")
         axes.set_title(title)

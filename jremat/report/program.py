@@ -20,13 +20,13 @@ class BothWays:
 
     Args:
         jaxpr: live; its inputs are the call's arrays, then the cotangents of its results.
-        kept: where each value that the backward pass waits for was made, by the variable that holds it.
+        kept: where each value that the backward pass waits for was made, with the variables that hold it for it.
         backward: the equations of ``jaxpr`` that belong to the backward pass, by place.
         paths: of the call's arrays.
     """
 
     jaxpr: Any
-    kept: dict[Any, Origin]
+    kept: tuple[tuple[Origin, tuple[Any, ...]], ...]
     backward: frozenset[int]
     paths: tuple[str, ...]
 
@@ -66,10 +66,12 @@ def both_ways(arguments: Arguments) -> BothWays:
     program = capture(take_apart(run, (*arrays, *(given[k] for k in real)), {}))
     jaxpr = live(program.jaxpr)
     leaves = jaxpr.outvars[len(given) + len(active) :]
-    # Two leaves that are one value are kept once.
-    origins = [origin_of(jaxpr, var) for var in leaves if not isinstance(var, core.Literal)]
-    kept = {origin.key: origin for origin in origins}
-    return BothWays(jaxpr, kept, _backward(jaxpr, len(arrays)), arguments.array_paths)
+    kept: dict[Any, tuple[Origin, tuple[Any, ...]]] = {}  # two leaves that are one value are kept once
+    for var in leaves:
+        if not isinstance(var, core.Literal):
+            origin = origin_of(jaxpr, var)
+            kept[origin.key] = origin, (*kept.get(origin.key, (origin, ()))[1], var)
+    return BothWays(jaxpr, tuple(kept.values()), _backward(jaxpr, len(arrays)), arguments.array_paths)
 
 
 def _backward(jaxpr: Any, num_arrays: int) -> frozenset[int]:

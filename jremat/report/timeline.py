@@ -129,6 +129,9 @@ class _Names:
         if kind == "kept activation" and buffer.name == "scan":
             names = self.stacks.get((buffer.shape, buffer.dtype), [])
             return names.pop(0) if names else "stack of a loop"
+        own = re.fullmatch(r"""argument \d+\[(['"])((?:argument|cotangent) .*)\1\]""", buffer.name)
+        if own:
+            return own[2]  # a gradient step takes its arguments by name
         path = re.fullmatch(r"argument \d+(?:\[\d+\])?(.+)", buffer.name)
         return re.sub(r"\['([^']*)'\]", r".\1", path[1]).lstrip(".") if path else buffer.name
 
