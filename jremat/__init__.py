@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jremat.measure import Memory, fits, memory
     from jremat.plan.planner import plan
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
+    from jremat.report.explain import Explanation, explain
     from jremat.transform.chain import stack
     from jremat.transform.checkpoint import checkpoint, residuals
     from jremat.transform.remat import remat
@@ -22,6 +23,7 @@ _HOMES = {
     "jremat.graph.peak": ("traced_peak",),
     "jremat.measure": ("Memory", "fits", "memory"),
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "Request", "tag"),
+    "jremat.report.explain": ("Explanation", "explain"),
     "jremat.transform.chain": ("stack",),
     "jremat.transform.checkpoint": ("checkpoint", "residuals"),
     "jremat.transform.remat": ("remat",),
@@ -33,6 +35,7 @@ __all__ = [
     "FULL",
     "NONE",
     "Decision",
+    "Explanation",
     "Family",
     "Finding",
     "LayerPlan",
@@ -41,6 +44,7 @@ __all__ = [
     "Request",
     "checkpoint",
     "estimate",
+    "explain",
     "fits",
     "flops",
     "lint",

@@ -66,7 +66,8 @@ def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., 
     """The function to explain and its arguments.
 
     With ``texts`` they are the arguments of ``found``. Without, ``found`` takes none and returns ``(f, args)`` or
-    ``(f, args, kwargs)``: a way to hand over modules, parameters and what no text can spell.
+    ``(f, args, kwargs)``: a way to hand over modules, parameters and what no text can spell. Words and numbers among
+    the arguments are held fixed.
 
     Args:
         found: what was named.
@@ -94,7 +95,7 @@ def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., 
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
         f, args, kwargs = (*made, {}) if len(made) == 2 else made
         if isinstance(args, tuple | list) and isinstance(kwargs, dict):
-            return f, tuple(args), kwargs
+            return _fixed(f, tuple(args), kwargs)
     raise ValueError(f"function: expected {place}() to return (f, args), args a tuple, got {_brief(made)}")
 
 
