@@ -94,8 +94,8 @@ class _Reader:
             if tag is not None:
                 inputs[0].tag = inputs[0].tag or tag
                 env[eqn.outvars[0]] = inputs[0]
-            elif _passes_on(name, eqn):
-                env[eqn.outvars[0]] = inputs[0]
+            elif _passes_on(name, eqn) or (name == "transpose" and inputs[0].layout in ("turned", "mixed", "settled")):
+                env[eqn.outvars[0]] = inputs[0]  # turned back, a turned value is as a matmul made it
             elif name in self.rules.entered:
                 self._enter(eqn, inputs, env)
             else:
@@ -105,7 +105,7 @@ class _Reader:
         """Inputs in a layout that the operation can read: a copy stands before it where XLA can't do without."""
         name = eqn.primitive.name
         if name == "dot_general":
-            return [self._relaid(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
+            return [self._copy(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
         if name in FUSIBLE and len(inputs) > 1 and {"mixed", "matmul"} <= {v.layout for v in inputs}:
             return [self._relaid(v, eqn, None) if v.layout == "matmul" else v for v in inputs]
         return inputs
@@ -186,10 +186,14 @@ class _Reader:
         return [made[k] for k in range(len(avals))]
 
     def _relaid(self, value: Value, eqn: Any, call: Any) -> Value:
-        """A copy in another layout; one serves all of its readers."""
+        """A copy in another layout; one serves all that read it element by element."""
         for user in value.users:
             if user.name == "relaid":
                 return user.outputs[0]
+        return self._copy(value, eqn, call)
+
+    def _copy(self, value: Value, eqn: Any, call: Any) -> Value:
+        """A copy in the layout of one reader."""
         copy = self._op("relaid", eqn, call, [value], [value.aval]).outputs[0]
         copy.layout = "settled"
         return copy
@@ -243,8 +247,17 @@ def _only_starts(value: Value) -> bool:
 
 def _turns(stack: Value, one: Value) -> bool:
     """Whether a loop transposes a kept matmul's result before it reads it: then all of the stack is laid out anew."""
-    slices = [user.outputs[0] for user in one.users if user.name == "slice of a stack"]
-    return stack.layout == "matmul" and any(user.name == "transpose" for value in slices for user in value.users)
+    waiting = list(one.users)
+    while waiting:
+        op = waiting.pop()
+        if op.name == "transpose":
+            return stack.layout == "matmul"
+        if op.name == "slice of a stack":
+            waiting += op.outputs[0].users
+        elif op.name == "optimization_barrier":  # hands each value on
+            given = [value for value in op.inputs if value is one or value.maker in one.users]
+            waiting += [user for value in given for user in op.outputs[op.inputs.index(value)].users]
+    return False
 
 
 def _passes_on(name: str, eqn: Any) -> bool:

@@ -48,7 +48,7 @@ def _elements(kernel: Kernel) -> tuple[int, ...]:
     op = kernel.op
     if op.name in REDUCTIONS:
         shape = op.inputs[0].aval.shape
-    elif op.name in FUSIBLE or op.name == "slice of a stack":
+    elif op.name in FUSIBLE or op.name in ("slice of a stack", "relaid"):
         shape = op.outputs[0].aval.shape
     else:
         return ()
