@@ -203,7 +203,7 @@ ENTRIES = (
         "what the planner chooses",
         *in_words("at most BYTES at the peak of the step", "the least modelled time"),
         "no peer",
-        "a 0/1 program over the traced block; read, but not planned yet",
+        "a 0/1 program over the traced block, confirmed by the compiler: jremat.plan",
     ),
     Entry(
         "budget:FRACTION",
@@ -212,7 +212,7 @@ ENTRIES = (
         "what the planner chooses",
         *in_words("full + FRACTION·(none − full)", "the least modelled time"),
         "torch._functorch.config.activation_memory_budget",
-        "torch/_functorch/partitioners.py; read, but not planned yet",
+        "torch/_functorch/partitioners.py; here exact: jremat.plan",
     ),
     Entry(
         "overhead:SHARE",
@@ -221,7 +221,7 @@ ENTRIES = (
         "at most SHARE of the forward",
         *in_words("the least possible", "at most SHARE of the forward's"),
         "AOTAutograd's min-cut partitioner",
-        "torch/_functorch/partitioners.py; read, but not planned yet",
+        "torch/_functorch/partitioners.py; here exact: jremat.plan",
     ),
 )
 """Plans over layers and the requests that the planner turns into one."""
