@@ -84,7 +84,7 @@ def greedy_knapsack(problem: Problem, budget: Budget) -> Outcome | None:
 
 
 def wide_knapsack(problem: Problem, budget: Budget) -> Outcome | None:
-    """As ``knapsack``, over every value that the fastest choice keeps, each worth the time of making it from the others.
+    """As ``knapsack``, over all that the fastest choice keeps, each value worth the time of making it from the others.
 
     Stronger than what PyTorch does: cheap values are items too, and an item's worth counts what lies behind it. It
     errs only where two items that go together would cost more, or a value that is no item would spare both.
