@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jremat.check import Finding, lint
+    from jremat.check import Difference, Finding, Replay, lint, replay
     from jremat.estimate.transformer import estimate
     from jremat.graph import flops, trace
     from jremat.graph.peak import traced_peak
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
-    "jremat.check": ("Finding", "lint"),
+    "jremat.check": ("Difference", "Finding", "Replay", "lint", "replay"),
     "jremat.graph": ("flops", "trace"),
     "jremat.graph.peak": ("traced_peak",),
     "jremat.measure": ("Memory", "fits", "memory"),
@@ -35,12 +35,14 @@ __all__ = [
     "FULL",
     "NONE",
     "Decision",
+    "Difference",
     "Explanation",
     "Family",
     "Finding",
     "LayerPlan",
     "Memory",
     "Policy",
+    "Replay",
     "Request",
     "checkpoint",
     "estimate",
@@ -51,6 +53,7 @@ __all__ = [
     "memory",
     "plan",
     "remat",
+    "replay",
     "residuals",
     "stack",
     "tag",

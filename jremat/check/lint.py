@@ -9,6 +9,7 @@ import jax
 from jremat.check.finding import Finding, Rule
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.subject import Subject, active_places, subject_of
+from jremat.graph.arguments import take_apart
 from jremat.policy import NONE, LayerPlan, Policy, Request
 from jremat.transform.chain import stack
 from jremat.transform.checkpoint import checkpoint
@@ -59,15 +60,15 @@ def lint(
     ('unknown-name', 256)
     """
     if isinstance(policy, Request):
-        policy = policy.resolve(f, *args, num_layers=_layers(policy, num_layers), **kwargs)
+        policy = policy.resolve(f, *args, num_layers=layers_of(policy, num_layers), **kwargs)
     if isinstance(policy, LayerPlan):
         plan: LayerPlan | Policy = policy
-        distinct = tuple(dict.fromkeys(plan.policies(_layers(policy, num_layers))))
+        distinct = tuple(dict.fromkeys(plan.policies(layers_of(policy, num_layers))))
         found = [finding for one in distinct for finding in lint(f, *args, policy=one, **kwargs)]
-        return tuple(dict.fromkeys([*found, *_of_stack(f, args, plan, _layers(policy, num_layers))]))
+        return tuple(dict.fromkeys([*found, *_of_stack(f, args, plan, layers_of(policy, num_layers))]))
     if not (policy is None or callable(policy)):
         raise ValueError(f"policy: expected a policy, e.g. policies.get('dots_saveable'), got {policy!r}")
-    subject = subject_of(_under(f, policy, static_argnames), args, kwargs, static_argnames)
+    subject = subject_of(take_apart(under(f, policy, static_argnames), args, kwargs, static_argnames))
     subject.policy = policy
     if not active_places(subject.avals):
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
@@ -93,12 +94,13 @@ def findings(subject: Subject, rules: Sequence[Rule]) -> tuple[Finding, ...]:
 def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> list[Finding]:
     layer, *rest = args
     stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), leaf.dtype), layer)
-    whole = subject_of(stack(f, plan, num_layers=num_layers), (stacked, *rest), {})
-    whole.bare = subject_of(stack(f, NONE, num_layers=num_layers), (stacked, *rest), {})
+    whole = subject_of(take_apart(stack(f, plan, num_layers=num_layers), (stacked, *rest), {}))
+    whole.bare = subject_of(take_apart(stack(f, NONE, num_layers=num_layers), (stacked, *rest), {}))
     return list(findings(whole, peaks.RULES))
 
 
-def _under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable[..., Any]:
+def under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable[..., Any]:
+    """``f`` under a policy of any kind; one of ours, leniently: what it would raise or warn of is a finding."""
     if policy is None:
         return f
     if not isinstance(policy, Policy):
@@ -107,13 +109,14 @@ def _under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable
 
     def quietly(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # what it would warn of is a finding
+            warnings.simplefilter("ignore", UserWarning)
             return lenient(*args, **kwargs)
 
     return quietly
 
 
-def _layers(policy: Any, num_layers: int | None) -> int:
+def layers_of(policy: Any, num_layers: int | None) -> int:
+    """``num_layers``, or a ValueError that says what it is for."""
     if num_layers is None:
         raise ValueError(f"num_layers: expected the number of layers that {str(policy)!r} is planned for, got None")
     return num_layers

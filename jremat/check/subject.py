@@ -10,13 +10,12 @@ from jax.extend import core
 
 from jremat.check.rewrite import inlined
 from jremat.check.sites import Site, bodies, graph_of_jaxpr, sites_of
-from jremat.graph.arguments import take_apart
+from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.flops import FlopCount, Flops, flops
 from jremat.graph.graph import Graph
 from jremat.graph.peak import Peak, traced_peak
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import bind, capture, live
-from jremat.policy import Policy
 
 
 class Subject:
@@ -131,9 +130,9 @@ class Subject:
         return self._without[drop]
 
 
-def subject_of(f: Callable[..., Any], args: Sequence[Any], kwargs: Any, static_argnames: Any = ()) -> Subject:
+def subject_of(call: Arguments) -> Subject:
     """Trace a call."""
-    program = capture(take_apart(f, args, kwargs, static_argnames))
+    program = capture(call)
     return Subject(core.ClosedJaxpr(program.jaxpr, program.consts))
 
 
@@ -181,8 +180,3 @@ def work(graph: Graph) -> int:
 
 def _floats(aval: Any) -> bool:
     return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
-
-
-def takes(policy: Any) -> bool:
-    """Whether it is one block's policy, ours or JAX's."""
-    return isinstance(policy, Policy) or (callable(policy) and not hasattr(policy, "resolve"))

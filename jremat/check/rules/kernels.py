@@ -13,6 +13,7 @@ from jremat.check.rules.costs import rerun_flops
 from jremat.check.rules.names import Ruling, rulings, tags_in
 from jremat.check.sites import HIDDEN, bodies, graph_of_jaxpr
 from jremat.check.subject import Subject, of_body, subject_of
+from jremat.graph.arguments import take_apart
 from jremat.graph.trace import user_line
 from jremat.policy import RECOMPUTE, SAVE, Policy
 from jremat.policy.ops import ATTENTION, tagged_name
@@ -101,7 +102,7 @@ def _named_outside(subject: Subject) -> Iterator[Finding]:
             if any(said is not RECOMPUTE and name in inside for name, said in ruling.heard.items()):
                 continue
             piece = _piece(kernel.jaxpr, named, list(named[-1].outvars))
-            again = subject_of(_under(piece, ruling.policy), piece.avals, {}).recomputed
+            again = subject_of(take_apart(_under(piece, ruling.policy), piece.avals, {})).recomputed
             if again:
                 name = tagged_name(named[-1].primitive, named[-1].params)
                 yield Finding(

@@ -1,0 +1,255 @@
+"""Proof by values that what remat makes again is what the first run made."""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
+from jremat.check.lint import layers_of, under
+from jremat.check.sites import equations
+from jremat.check.subject import Subject, active_places, subject_of
+from jremat.check.taps import Tap, marked, tapped
+from jremat.graph.arguments import take_apart
+from jremat.policy import NONE, LayerPlan
+from jremat.transform.chain import stack
+
+# Rounding units by which two compilations of one function may differ: sums taken in another order.
+_UNITS, _UNITS_HALF = 64, 8
+# A gradient that is small beside the largest (a key's bias has none but noise) is held against this share of that one.
+_FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found.
+
+    Args:
+        equal: nothing differs by more than the tolerance.
+        bitwise: nothing differs at all.
+        tolerance: of the coarsest dtype compared, as a share of a value's largest magnitude.
+        largest_difference: the largest share by which two values differ.
+        first_difference: the first value, in the program's order, that differs by more than its tolerance.
+        values_compared: how many: of both traces, both runs, the reruns, the results and the gradients.
+        values_rerun: how many of them remat made again.
+    """
+
+    equal: bool
+    bitwise: bool
+    tolerance: float
+    largest_difference: float
+    first_difference: Difference | None
+    values_compared: int
+    values_rerun: int
+
+    def __str__(self) -> str:
+        rerun = f"{self.values_compared:,} values compared, {self.values_rerun:,} of them made again by remat"
+        if self.first_difference is not None:
+            return f"not equal: {self.first_difference} differs first; {rerun}"
+        if self.bitwise:
+            return f"equal bit for bit: {rerun}"
+        return f"equal to {self.tolerance:.1e}, the largest difference {self.largest_difference:.1e}: {rerun}"
+
+
+def replay(
+    f: Callable[..., Any],
+    *args: Any,
+    policy: Any = None,
+    num_layers: int | None = None,
+    tolerance: float | None = None,
+    static_argnames: str | Sequence[str] = (),
+    compiler_options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Replay:
+    """Runs ``f`` with and without remat, and holds every value that is made again against the first run's.
+
+    Four comparisons, in this order: two traces of ``f`` (a counter, a global, ``np.random`` at trace time show); two
+    runs of one program, value by value (a callback that returns another value shows); in the gradient's program, each
+    value that remat makes again against the first run's; and results and gradients with remat and without.
+    Keys and arguments are the same throughout. It keeps every value, so use a small batch.
+
+    Args:
+        f: the forward function of a block or a loss.
+        args, kwargs: arrays, in pytrees; differentiated by all that float.
+        policy: put on ``f``: ours, or a plain one of JAX's; None: the remat that ``f`` already has. A ``LayerPlan``
+            takes ``num_layers``, and ``f`` as ``f(layer_parameters, carry, *shared)`` to the next carry, with stacked
+            parameters.
+        num_layers: of the stack that ``f`` is one block of.
+        tolerance: as a share of each value's largest magnitude; None: 64 rounding units of its dtype, 8 of a half.
+        static_argnames: parameters of ``f`` to hold fixed.
+        compiler_options: of XLA, for all programs.
+
+    Returns:
+        What differs first, if anything does, and how much was compared.
+
+    Raises:
+        ValueError: an argument is a shape without values, or nothing floats.
+
+    >>> x, w = jnp.linspace(0, 1, 32).reshape(8, 4), jnp.eye(4)
+    >>> found = replay(jax.checkpoint(lambda x, w: jnp.sin(x @ w) @ w), x, w)
+    >>> found.equal, found.first_difference, found.values_rerun
+    (True, None, 2)
+    """
+    inside = None  # the block of a stack, every value of it marked
+    if isinstance(policy, LayerPlan):
+        layers = layers_of(policy, num_layers)
+        inside = _marked_block(f, *args)
+        rematted, bare = (stack(f, plan, num_layers=layers) for plan in (policy, NONE))
+        shown = stack(inside.call, policy, num_layers=layers)
+    else:
+        rematted, bare = under(f, policy, static_argnames), f if policy is not None else None
+    call = take_apart(rematted, args, kwargs, static_argnames)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in call.arrays):
+        raise ValueError("args: expected arrays with values, got a jax.ShapeDtypeStruct; a replay is run")
+    arrays = [jnp.asarray(leaf) for leaf in call.arrays]
+    if not active_places(arrays):
+        raise ValueError("args: expected a floating-point array to differentiate by, got none")
+    subject, again = subject_of(call), _traced_anew(rematted, args, kwargs, static_argnames)
+    if bare is None:
+        without = subject.without(subject.sites)
+    else:
+        without = subject_of(take_apart(bare, args, kwargs, static_argnames))
+    named = marked(subject.closed if inside is None else subject_of(take_apart(shown, args, kwargs)).closed)
+    taps = named.taps if inside is None else named.taps | inside.taps
+    compile_ = lambda run: jax.jit(run, compiler_options=dict(compiler_options or {}))
+    compared = [*between_traces(subject.closed, again.closed)]
+    try:
+        compared += _inside(Subject(named.closed).step, taps, arrays, compile_)
+        compared += _outside(subject, without, arrays, call.array_paths, compile_)
+    except NotImplementedError as error:  # an effect in a remat: run forward alone, and say why there is no more
+        compared += [*_inside(Subject(named.closed), taps, arrays, compile_), _refused(subject, str(error))]
+    return _summed_up(compared, tolerance)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block whose values are marked.
+
+    Args:
+        call: it.
+        taps: of the marks.
+    """
+
+    call: Callable[..., Any]
+    taps: dict[str, Tap]
+
+
+def _marked_block(f: Callable[..., Any], stacked: Any, *rest: Any) -> _Block:
+    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), stacked)
+    closed, out = jax.make_jaxpr(f, return_shape=True)(one, *rest)
+    named, tree = marked(closed, "block."), jax.tree.structure(out)
+
+    def call(*args: Any) -> Any:
+        return jax.tree.unflatten(tree, core.jaxpr_as_fun(named.closed)(*jax.tree.leaves(args)))
+
+    return _Block(call, named.taps)
+
+
+def _traced_anew(f: Callable[..., Any], args: Any, kwargs: Any, static_argnames: Any) -> Subject:
+    """The function traced once more from its source: in another context of JAX's, which changes no program, so that
+    nothing that JAX remembers of the first trace, of functions inside ``f`` too, is found."""
+
+    @functools.wraps(f)
+    def anew(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    with warnings.catch_warnings(), jax.numpy_rank_promotion("warn"):
+        warnings.simplefilter("ignore", UserWarning)
+        return subject_of(take_apart(anew, args, kwargs, static_argnames))
+
+
+def _inside(
+    run: Callable[..., Any], taps: dict[str, Tap], arrays: Sequence[Any], compile_: Callable[..., Any]
+) -> list[Difference]:
+    """Two runs of one program, value by value, and in it what remat makes again against the first run."""
+    closed = jax.make_jaxpr(run)(*arrays)
+    found: list[Tap] = []
+
+    def handing_out(*arrays: Any) -> list[Any]:
+        _, handed, values = tapped(closed.jaxpr, closed.consts, arrays, taps)
+        found[:] = handed
+        return values
+
+    compiled = compile_(handing_out)
+    one, two = ([np.asarray(value) for value in compiled(*arrays)] for _ in range(2))
+    reruns = of_reruns(found, one)
+    return [
+        *(_checked(tap, "run", by) for tap, by in between_runs(found, one, two)),
+        *(_checked(tap, "rerun", by) for tap, by in reruns),
+    ]
+
+
+def _checked(tap: Tap, where: str, by: float) -> Difference:
+    return Difference(tap.name, tap.shape, tap.dtype, tap.source, where, by)
+
+
+def _outside(
+    subject: Subject, without: Subject, arrays: Sequence[Any], paths: Sequence[str], compile_: Callable[..., Any]
+) -> list[Difference]:
+    """Results and gradients, with remat and without."""
+
+    def both(side: Subject) -> tuple[list[Any], list[Any]]:
+        results, gradients = compile_(lambda *arrays: (side(*arrays), side.step(*arrays)[1]))(*arrays)
+        return [_numbers(x) for x in results], [_numbers(x) for x in gradients]
+
+    (results, gradients), (bare_results, bare_gradients) = both(subject), both(without)
+    largest = max(
+        (float(np.abs(g.astype(np.float64)).max(initial=0)) for g in bare_gradients if g.dtype.kind == "f"), default=0.0
+    )
+    active = [paths[k] for k in active_places(arrays)]
+    return [
+        *(_named(f"result {k}", "result", a, b, 0.0) for k, (a, b) in enumerate(zip(results, bare_results))),
+        *(
+            _named(path, "gradient", a, b, _FLOOR * largest)
+            for path, a, b in zip(active, gradients, bare_gradients, strict=True)
+        ),
+    ]
+
+
+def _named(name: str, where: str, a: Any, b: Any, floor: float) -> Difference:
+    return Difference(name, a.shape, str(a.dtype), "", where, relative(a, b, floor))
+
+
+def _numbers(value: Any) -> Any:
+    return np.asarray(jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value)
+
+
+def _refused(subject: Subject, why: str) -> Difference:
+    eqn, line = next(
+        ((e, line) for site in subject.sites for e, _, line in equations(site.body) if e.effects), (None, "")
+    )
+    name = eqn.primitive.name if eqn is not None else why
+    return Difference(name, (), "", line, "refused", float("inf"))
+
+
+def _summed_up(compared: Sequence[Difference], tolerance: float | None) -> Replay:
+    allowed = [tolerance_of(c.dtype) if tolerance is None else tolerance for c in compared]
+    beyond = [c for c, most in zip(compared, allowed) if c.relative > most]
+    largest = max((c.relative for c in compared), default=0.0)
+    return Replay(
+        equal=not beyond,
+        bitwise=largest == 0,
+        tolerance=max((most for c, most in zip(compared, allowed) if c.where != "trace"), default=0.0),
+        largest_difference=largest,
+        first_difference=beyond[0] if beyond else None,
+        values_compared=len(compared),
+        values_rerun=sum(c.where == "rerun" for c in compared),
+    )
+
+
+def tolerance_of(dtype: str) -> float:
+    """By how much two compilations may differ in a dtype; nothing in integers, whose difference is another decision.
+
+    >>> tolerance_of("int32"), tolerance_of("bfloat16")
+    (0.0, 0.0625)
+    """
+    if not dtype or not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    eps = float(jnp.finfo(dtype).eps)
+    return eps * (_UNITS_HALF if eps > 1e-4 else _UNITS)

@@ -1,0 +1,193 @@
+"""Marks on every value that a function makes, and a gradient's program that hands the marked values out.
+
+A mark is a name (JAX's ``checkpoint_name``), so it goes where the value goes: into the first run and into remat's
+rerun, under one and the same name. What a derivative makes for itself bears none.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core
+
+from jremat.check.sites import is_remat
+from jremat.graph.flops import REMAT_SCOPE
+from jremat.graph.trace import MARK, bind, inner_jaxprs, is_call, loop_parts, opened, scopes, user_line
+from jremat.policy.ops import tagged_name
+
+_HEAD = f"{MARK}replay."
+# What only copies its input is as right as that.
+_COPIES = frozenset(
+    {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "iota", "slice", "copy", "copy_p"}
+    | {"optimization_barrier", "reduce_precision", "stop_gradient", "sharding_constraint", "concatenate", "pad"}
+)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One value that is handed out.
+
+    Args:
+        mark: the name that it bears: ours, or the user's tag.
+        name: the user's tag, or the primitive that made it.
+        shape: of one copy.
+        dtype: its NumPy name.
+        source: the user's line.
+        again: whether remat made it again, or the first run did.
+        loops: how many axes, one for each loop around it, stand before its own.
+    """
+
+    mark: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    source: str
+    again: bool = False
+    loops: int = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the first run's value and the one made again have in common."""
+        return self.mark, self.shape, self.dtype
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A program whose every value bears a name.
+
+    Args:
+        closed: the program, a closed jaxpr.
+        taps: by mark, what was marked.
+    """
+
+    closed: Any
+    taps: dict[str, Tap]
+
+
+def marked(closed: Any, prefix: str = "") -> Marked:
+    """The same program with a mark on every value that it makes, in loops and remats too, but for what is tagged.
+
+    Kernels with a derivative of their own, branches and ``while`` loops are marked from outside. ``prefix`` tells the
+    marks of one program from those of another inside it.
+    """
+    taps: dict[str, Tap] = {}
+    count = itertools.count()
+
+    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], call: Any) -> list[Any]:
+        env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
+        for eqn in jaxpr.eqns:
+            given = [_read(env, v) for v in eqn.invars]
+            inner = inner_jaxprs(eqn)
+            if is_call(eqn):
+                outs = run(opened(inner[0][0]), _consts(inner[0][0]), given, eqn)
+            elif eqn.primitive.name == "scan" or (is_remat(eqn) and "jaxpr" in eqn.params):
+                outs = bind(eqn, given, jaxpr=rebuilt(inner[0][0], call))
+            else:
+                outs = [named(eqn, k, out, call) for k, out in enumerate(bind(eqn, given))]
+            env |= dict(zip(eqn.outvars, outs))
+        return [_read(env, v) for v in jaxpr.outvars]
+
+    def rebuilt(jaxpr: Any, call: Any) -> Any:
+        inner = opened(jaxpr)
+        avals = [v.aval for v in inner.invars]
+        new = jax.make_jaxpr(lambda *inputs: run(inner, _consts(jaxpr), inputs, call))(*avals)
+        return new if isinstance(jaxpr, core.ClosedJaxpr) else new.jaxpr
+
+    def named(eqn: Any, k: int, out: Any, call: Any) -> Any:
+        aval = eqn.outvars[k].aval
+        tagged = tagged_name(eqn.primitive, eqn.params) is not None
+        if tagged or eqn.primitive.name in _COPIES or not _is_plain(aval):
+            return out
+        mark = f"{_HEAD}{prefix}{next(count)}"
+        taps[mark] = Tap(mark, eqn.primitive.name, tuple(aval.shape), str(aval.dtype), user_line(eqn, call))
+        return checkpoint_name(out, mark)
+
+    avals = [v.aval for v in closed.jaxpr.invars]
+    new = jax.make_jaxpr(lambda *inputs: run(closed.jaxpr, closed.consts, inputs, None))(*avals)
+    return Marked(new, taps)
+
+
+Tapped = tuple[list[Any], list[Tap], list[Any]]
+"""The outputs; what is handed out beside them, as data; and as arrays."""
+
+
+def tapped(
+    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], taps: dict[str, Tap], around: str = "", call: Any = None
+) -> Tapped:
+    """Evaluate an open ``jaxpr`` of a marked program, or of its gradient, handing out what bears a name.
+
+    A rerun starts behind a barrier, as in JAX's own remat, so that the compiler can't take the first run's values for
+    it.
+
+    Args:
+        consts, inputs: arrays or tracers.
+        taps: of the marks.
+        around: the name scopes outside.
+        call: the call that it is inside of.
+    """
+    env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
+    found: list[Tap] = []
+    values: list[Any] = []
+    for eqn in jaxpr.eqns:
+        given, scope = [_read(env, v) for v in eqn.invars], f"{around}/{scopes(eqn)}"
+        more: list[Tap] = []
+        made: list[Any] = []
+        name = tagged_name(eqn.primitive, eqn.params)
+        if is_call(eqn) or is_remat(eqn) or eqn.primitive.name == "custom_jvp_call":
+            inner = inner_jaxprs(eqn)[0][0]
+            given = list(lax.optimization_barrier(given)) if is_remat(eqn) else given
+            outs, more, made = tapped(opened(inner), _consts(inner), given, taps, scope, eqn if is_call(eqn) else call)
+        elif eqn.primitive.name == "scan":
+            outs, more, made = _scan(eqn, given, taps, scope, call)
+        else:
+            outs = bind(eqn, given)
+            if name is not None and _is_plain(eqn.outvars[0].aval):
+                more, made = [_tap(eqn, name, taps, REMAT_SCOPE in scope, call)], outs
+        found, values = found + more, values + made
+        env |= dict(zip(eqn.outvars, outs))
+    return [_read(env, v) for v in jaxpr.outvars], found, values
+
+
+def _scan(eqn: Any, given: Sequence[Any], taps: dict[str, Tap], scope: str, call: Any) -> Tapped:
+    num_consts, num_carry = loop_parts(eqn)
+    consts, carry, rows = (
+        given[:num_consts],
+        given[num_consts : num_consts + num_carry],
+        given[num_consts + num_carry :],
+    )
+    inner = eqn.params["jaxpr"]
+    found: list[Tap] = []
+
+    def turn(carry: Any, row: Any) -> tuple[Any, Any]:
+        outs, more, values = tapped(opened(inner), _consts(inner), [*consts, *carry, *row], taps, scope, call)
+        found[:] = more
+        return outs[:num_carry], (outs[num_carry:], values)
+
+    params = {key: eqn.params[key] for key in ("reverse", "length", "unroll")}
+    last, (stacked, values) = lax.scan(turn, list(carry), list(rows), **params)
+    return [*last, *stacked], [replace(tap, loops=tap.loops + 1) for tap in found], values
+
+
+def _tap(eqn: Any, name: str, taps: dict[str, Tap], again: bool, call: Any) -> Tap:
+    aval = eqn.outvars[0].aval
+    own = Tap(name, name, tuple(aval.shape), str(aval.dtype), user_line(eqn, call))
+    return replace(taps.get(name, own), again=again)
+
+
+def _is_plain(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", jax.dtypes.float0)
+    return (
+        dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and "Ref" not in str(aval)
+    )
+
+
+def _read(env: dict[Any, Any], v: Any) -> Any:
+    return v.val if isinstance(v, core.Literal) else env[v]
+
+
+def _consts(jaxpr: Any) -> Sequence[Any]:
+    return jaxpr.consts if isinstance(jaxpr, core.ClosedJaxpr) else ()
