@@ -6,6 +6,8 @@ Nothing is compiled or run. The same figures give the same bytes.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import sys
 from dataclasses import replace
@@ -25,7 +27,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures", help="a folder")
     folder = parser.parse_args().out
     start_jax()
-    for draw in (compiled, by_sequence, ledgers, timelines):
+    for draw in (compiled, by_sequence, ledgers, timelines, frontier):
         for path in draw(folder):
             print(f"picture {path}")
     return 0
@@ -90,6 +92,17 @@ def timelines(folder: Path) -> list[Path]:
             tell(of).timeline, folder=folder, name=f"timeline-{spec}", title=f"{of.title}, {spec}: predicted"
         )
     return drawn
+
+
+def frontier(folder: Path) -> list[Path]:
+    """What the planner finds for GPT-2, beside named policies, predicted."""
+    from scripts import plan
+
+    flags = "--model gpt2 --batch 8 --attention dot --hbm 4GiB --compiles 0 --plot"
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = plan.main([*flags.split(), str(folder)])
+    assert code == 0, "the planner says why on standard error"
+    return [folder / f"frontier.{kind}" for kind in ("png", "svg")]
 
 
 if __name__ == "__main__":

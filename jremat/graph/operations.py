@@ -55,8 +55,8 @@ class Op:
 
     @property
     def scope(self) -> str:
-        """JAX's name scopes around it."""
-        return scopes(self.eqn) if self.eqn is not None else ""
+        """JAX's name scopes around it, outermost first; a call's own stand outside of it."""
+        return "/".join(filter(None, (scopes(eqn) for eqn in (self.call, self.eqn) if eqn is not None)))
 
     @property
     def source(self) -> str:

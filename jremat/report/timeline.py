@@ -87,7 +87,7 @@ def timeline(peak: Peak, kept: Iterable[Row] = (), *, updates: bool = True) -> T
     buffers = tuple(
         replace(buffer, kind=kind, name=names.of(buffer, kind))
         for buffer in peak.buffers
-        for kind in (_kind(buffer, moments),)
+        for kind in ("kept activation" if names.is_copy(buffer) else _kind(buffer, moments),)
     )
     found = {kind: _alive([b for b in buffers if b.kind == kind], len(moments)) for kind in LINES}
     told = [sum(values) for values in zip(*found.values())]
@@ -123,12 +123,19 @@ class _Names:
         for row in kept:
             if row.fate == "kept" and row.copies > 1:
                 self.stacks.setdefault(((row.copies, *row.shape), row.dtype), []).append(row.value)
+        self.shapes = frozenset(self.stacks)
+
+    def is_copy(self, buffer: PeakBuffer) -> bool:
+        """Whether it is a kept stack once more, in the layout that its reader wants."""
+        return buffer.name == "relaid" and (buffer.shape, buffer.dtype) in self.shapes
 
     def of(self, buffer: PeakBuffer, kind: str) -> str:
         """Its name; equal stacks of one loop take the names of equal shape one after the other."""
         if kind == "kept activation" and buffer.name == "scan":
             names = self.stacks.get((buffer.shape, buffer.dtype), [])
             return names.pop(0) if names else "stack of a loop"
+        if self.is_copy(buffer):
+            return "a kept stack, laid out anew"
         own = re.fullmatch(r"""argument \d+\[(['"])((?:argument|cotangent) .*)\1\]""", buffer.name)
         if own:
             return own[2]  # a gradient step takes its arguments by name
