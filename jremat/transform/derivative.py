@@ -22,7 +22,8 @@ def differentiable(
     """The stack as a function of (stacked parameters, what the layers share, carry).
 
     The first derivative in reverse mode runs the loops, with what they keep between their two passes. Forward mode and
-    second derivatives run ``scan``, whose program is traced for them alone.
+    second derivatives run ``scan``, whose program is traced for them alone. That needs the first carry. Where a plan
+    doesn't keep it anyway it isn't kept for them: JAX then differentiates the loops themselves a second time.
 
     Args:
         block: the layer as written.
@@ -43,13 +44,16 @@ def differentiable(
         # Types, not shapes: under explicit sharding and in a shard_map they say more.
         types = jax.eval_shape(Weights(stacked, shared).layer, 0), shared, carry
         loops = cut_up(lambda rematted: split(rematted, *types, active))
-        forward, backward = _reverse(loops, active, moved, scan, say)
+        unheld = [x for place, x in zip(loops[0].carried, carry, strict=True) if place is None]
+        forward, backward = _passes(loops, active, moved)
+        if not unheld:
+            forward, backward = _again(loops, active, moved, scan, say)
         out, saved = forward(stacked, shared, carry)
-        fixed, tree = jax.tree.flatten((saved, stacked, shared, _unheld(loops, carry)))
+        fixed, tree = jax.tree.flatten((saved, stacked, shared))
 
-        def push(fixed: Leaves, given: Leaves) -> Leaves:
+        def push(fixed: Leaves, unheld: Leaves, given: Leaves) -> Leaves:
             say()
-            saved, stacked, shared, unheld = jax.tree.unflatten(tree, fixed)
+            saved, stacked, shared = jax.tree.unflatten(tree, fixed)
             at = stacked, shared, _first(loops, saved, unheld)
             supply = iter(given)
             along = [[next(supply) if flag else _zero(x) for flag, x in zip(*pair)] for pair in zip(moved, at)]
@@ -57,21 +61,39 @@ def differentiable(
 
         both = LinearMap(push, lambda fixed, cts: backward(*jax.tree.unflatten(tree, fixed), cts))
         given = [t for some in tangents for t in some if _moves(t)]
-        supply = iter(both(fixed, given, like=_those(active.carry, out)))
+        supply = iter(both(fixed, unheld, given, like=_those(active.carry, out)))
         return out, [next(supply) if flag else _zero(x) for flag, x in zip(active.carry, out)]
 
     chain.defjvp(tangents_of, symbolic_zeros=True)
     return chain
 
 
-def _reverse(
-    loops: tuple[Loop, ...], active: Active, moved: Sequence[list[bool]], scan: Flat, say: Callable[[], None]
+def _passes(
+    loops: tuple[Loop, ...], active: Active, moved: Sequence[list[bool]]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The two passes of reverse mode, each of them differentiated again as the scan's."""
+    """The two passes of reverse mode."""
 
-    @jax.custom_jvp
     def forward(stacked: Leaves, shared: Leaves, carry: Leaves) -> tuple[Leaves, Any]:
         return forward_all(loops, Weights(stacked, shared), 0, carry)
+
+    def backward(saved: Any, stacked: Leaves, shared: Leaves, cts: Leaves) -> Leaves:
+        start = Gradients(
+            cts,
+            [jnp.zeros_like(leaf) for leaf in _those(active.layer, stacked)],
+            [jnp.zeros_like(leaf) for leaf in _those(active.shared, shared)],
+        )
+        end = backward_all(loops, Weights(stacked, shared), 0, saved, start)
+        wanted = _those(active.carry, moved[2])
+        return [*end.stacked, *end.shared, *_those(wanted, end.carry)]
+
+    return forward, backward
+
+
+def _again(
+    loops: tuple[Loop, ...], active: Active, moved: Sequence[list[bool]], scan: Flat, say: Callable[[], None]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The two passes, which are differentiated again as the scan's; the first carry is among what is saved."""
+    forward, backward = map(jax.custom_jvp, _passes(loops, active, moved))
 
     def forward_tangents(primals: Any, tangents: Any) -> Any:
         say()
@@ -85,21 +107,8 @@ def _reverse(
                 along[place] = jnp.zeros_like(leaves[place]).at[0].set(t)
         return (out, saved), (out_tangents, jax.tree.unflatten(tree, along))
 
-    forward.defjvp(forward_tangents, symbolic_zeros=True)
-
-    @jax.custom_jvp
-    def backward(saved: Any, stacked: Leaves, shared: Leaves, unheld: list[Any], cts: Leaves) -> Leaves:
-        start = Gradients(
-            cts,
-            [jnp.zeros_like(leaf) for leaf in _those(active.layer, stacked)],
-            [jnp.zeros_like(leaf) for leaf in _those(active.shared, shared)],
-        )
-        end = backward_all(loops, Weights(stacked, shared), 0, saved, start)
-        wanted = _those(active.carry, moved[2])
-        return [*end.stacked, *end.shared, *_those(wanted, end.carry)]
-
     def backward_tangents(primals: Any, tangents: Any) -> Any:
-        (saved, stacked, shared, unheld, cts), (saved_t, stacked_t, shared_t, unheld_t, cts_t) = primals, tangents
+        (saved, stacked, shared, cts), (saved_t, stacked_t, shared_t, cts_t) = primals, tangents
         if not any(map(_moves, jax.tree.leaves(tangents[:-1]))):  # else the forward pass has said so
             say()
 
@@ -114,27 +123,26 @@ def _reverse(
             given = [x for pair in zip(moved, at) for x in _those(*pair)]
             return list(jax.vjp(of_moved, *given)[1](cts))
 
-        at = stacked, shared, _first(loops, saved, unheld), cts
-        return _jvp(pulled, at, (stacked_t, shared_t, _first(loops, saved_t, unheld_t, at[2]), cts_t))
+        carry = _first(loops, saved, ())
+        carry_t = _first_tangents(loops, saved_t, carry)
+        return _jvp(pulled, (stacked, shared, carry, cts), (stacked_t, shared_t, carry_t, cts_t))
 
+    forward.defjvp(forward_tangents, symbolic_zeros=True)
     backward.defjvp(backward_tangents, symbolic_zeros=True)
     return forward, backward
 
 
-def _unheld(loops: tuple[Loop, ...], carry: Leaves) -> Leaves:
-    """What of the first carry isn't among what the loops save: it must be handed on beside."""
-    return [x for place, x in zip(loops[0].carried, carry, strict=True) if place is None]
-
-
-def _first(
-    loops: tuple[Loop, ...], saved: Any, unheld: Sequence[Any], primal: Sequence[Any] | None = None
-) -> list[Any]:
-    """The first carry, from what was saved; or its tangents, from those of what was saved."""
+def _first(loops: tuple[Loop, ...], saved: Any, unheld: Sequence[Any]) -> Leaves:
+    """The first carry, from what was saved and what wasn't."""
     leaves, supply = jax.tree.leaves(saved), iter(unheld)
-    held = [next(supply) if place is None else leaves[place] for place in loops[0].carried]
-    if primal is not None:
-        held = [t if _moves(t) or place is None else _zero(x) for t, place, x in zip(held, loops[0].carried, primal)]
-    return [x if place is None or not _moves(x) else x[0] for x, place in zip(held, loops[0].carried)]
+    return [next(supply) if place is None else leaves[place][0] for place in loops[0].carried]
+
+
+def _first_tangents(loops: tuple[Loop, ...], saved: Any, carry: Leaves) -> list[Any]:
+    """The first carry's tangents, from those of what was saved, which is all of it."""
+    leaves = jax.tree.leaves(saved)
+    held = [leaves[place] for place in loops[0].carried if place is not None]
+    return [t[0] if _moves(t) else _zero(x) for t, x in zip(held, carry, strict=True)]
 
 
 def _jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
+import jremat
 import policies
 from jremat.policy import FULL, NONE
 from jremat.transform.chain import stack
@@ -233,3 +234,40 @@ class TestWrites:
     def test_one_that_is_like_no_carry_raises(self):
         with pytest.raises(ValueError, match="block: expected it to return a carry like its own"):
             stack(lambda w, x: (x.astype(jnp.bfloat16), w), FULL, num_layers=3)(jnp.ones(3), X)
+
+
+class TestWhereTheFirstInputIsNotKept:
+    """Under ``none`` this block's backward reads tanh x alone; forward mode and second derivatives start from x."""
+
+    @staticmethod
+    def block(w, x):
+        return x + jnp.tanh(jnp.tanh(x) @ w)
+
+    def both(self, make, spec="mix:3*none,4*every_k:2"):
+        w = weights()["in"][:, :, :H]
+        reference = lambda w, x: lax.scan(lambda x, w: (self.block(w, x), None), x, w)[0]
+        return (make(run)(w, X) for run in (stack(self.block, policies.get(spec), num_layers=L), reference))
+
+    def test_it_is_not_kept_for_them(self):
+        """An input made from ``x`` is no residual of the stack's, as it is none of a scan's."""
+        w = weights()["in"][:, :, :H]
+        runs = [make(self.block, NONE, num_layers=L) for make in (stack, scan_stack)]
+        kept = [jremat.residuals(lambda w, x, run=run: run(w, 2 * x), w, X).total_bytes for run in runs]
+        assert kept[0] == kept[1] > 0
+
+    def test_forward_mode(self):
+        with pytest.warns(UserWarning, match="as scans"):
+            found, expected = self.both(lambda run: jax.jit(lambda *args: jax.jvp(run, args, args)))
+        assert largest_error(found, expected) <= 1e-6
+
+    def test_linearize_and_a_second_derivative(self):
+        """Both of the loops as they stand."""
+
+        def lines(run):
+            return lambda *args: jax.linearize(run, *args)[1](*args)
+
+        def twice(run):
+            return jax.grad(lambda w, x: (jax.grad(lambda x: (run(w, x) ** 2).sum())(x) ** 2).sum(), (0, 1))
+
+        assert largest_error(*self.both(lambda run: jax.jit(lines(run)))) <= 1e-6
+        assert largest_error(*self.both(lambda run: jax.jit(twice(run)))) <= 3e-6
