@@ -85,7 +85,7 @@ def search(
         fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
         if fitting and (len(compiled) >= compiles or k > min(fitting) or expected(k) > limit_bytes):
             break
-        hopeless = expected(k) > _NEAR * limit_bytes
+        hopeless = traced(k) > _NEAR * limit_bytes
         if compiled and (hopeless or len(compiled) >= compiles + _MORE):
             break
         compiled[k] = confirm(choices[k].plan)

@@ -42,7 +42,9 @@ def planned(ends):
     """Plans for budgets from what none needs down to what full needs."""
     low, high = ends
     budgets = [low + (high - low) * k // 4 for k in (4, 3, 2, 1, 0)]
-    return [jremat.plan(mlp, *mlp_args(), num_layers=LAYERS, hbm_bytes=b, target="cpu", margin=0) for b in budgets]
+    # The prediction is a GPU's; a CPU's compiler may take more than two tries to agree with it.
+    options = {"num_layers": LAYERS, "target": "cpu", "margin": 0, "compiles": 6}
+    return [jremat.plan(mlp, *mlp_args(), hbm_bytes=nbytes, **options) for nbytes in budgets]
 
 
 def test_every_plan_fits_and_costs_more_the_less_memory_there_is(planned, ends):
