@@ -120,8 +120,8 @@ def _parts(thing: Any) -> list[Any]:
         return [getattr(thing, field.name) for field in dataclasses.fields(thing)]
     if callable(thing):
         slots = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ())]
-        own = vars(thing).values() if hasattr(thing, "__dict__") else ()
-        return [*own, *slots, vars(type(thing)).get("__call__")]
+        fields = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+        return [*fields, *slots, vars(type(thing)).get("__call__")]
     return []
 
 

@@ -62,10 +62,10 @@ def lint(
     if isinstance(policy, Request):
         policy = policy.resolve(f, *args, num_layers=layers_of(policy, num_layers), **kwargs)
     if isinstance(policy, LayerPlan):
-        plan: LayerPlan | Policy = policy
-        distinct = tuple(dict.fromkeys(plan.policies(layers_of(policy, num_layers))))
+        layers = layers_of(policy, num_layers)
+        distinct = dict.fromkeys(policy.policies(layers))
         found = [finding for one in distinct for finding in lint(f, *args, policy=one, **kwargs)]
-        return tuple(dict.fromkeys([*found, *_of_stack(f, args, plan, layers_of(policy, num_layers))]))
+        return tuple(dict.fromkeys([*found, *_of_stack(f, args, policy, layers)]))
     if not (policy is None or callable(policy)):
         raise ValueError(f"policy: expected a policy, e.g. policies.get('dots_saveable'), got {policy!r}")
     subject = subject_of(take_apart(under(f, policy, static_argnames), args, kwargs, static_argnames))

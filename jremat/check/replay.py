@@ -96,14 +96,15 @@ def replay(
     >>> found.equal, found.first_difference, found.values_rerun
     (True, None, 2)
     """
-    inside = None  # the block of a stack, every value of it marked
+    inside: _Block | None = None  # the block of a stack, every value of it marked
+    bare: Callable[..., Any] | None
     if isinstance(policy, LayerPlan):
         layers = layers_of(policy, num_layers)
         inside = _marked_block(f, *args)
-        rematted, bare = (stack(f, plan, num_layers=layers) for plan in (policy, NONE))
+        rematted, bare = stack(f, policy, num_layers=layers), stack(f, NONE, num_layers=layers)
         shown = stack(inside.call, policy, num_layers=layers)
     else:
-        rematted, bare = under(f, policy, static_argnames), f if policy is not None else None
+        rematted, bare = under(f, policy, static_argnames), None if policy is None else f
     call = take_apart(rematted, args, kwargs, static_argnames)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in call.arrays):
         raise ValueError("args: expected arrays with values, got a jax.ShapeDtypeStruct; a replay is run")

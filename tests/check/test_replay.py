@@ -16,7 +16,7 @@ import jremat
 import policies
 from jremat import tag
 from models.transformer import Carry, block_apply, init_params
-from tests.models.families import GPT
+from tests.models.families import LLAMA
 from tests.transform.blocks import case
 
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

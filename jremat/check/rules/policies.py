@@ -102,7 +102,8 @@ def _unheard(subject: Subject) -> Iterator[Finding]:
 
 def _permitted(site: Site) -> Counter[tuple[str, tuple[int, ...], str]]:
     """What the backward pass reads of the body and the policy permits to keep."""
-    policy, found = private(site.policy), Counter()
+    policy = private(site.policy)
+    found: Counter[tuple[str, tuple[int, ...], str]] = Counter()
     if isinstance(policy, Policy) and policy.strict_only:
         return found
     needed = Counter((row.primitive, row.shape, row.dtype) for row in of_body(site).rows.kept)
