@@ -85,7 +85,7 @@ def search(
         fitting = [j for j, peak in compiled.items() if peak <= limit_bytes]
         if fitting and (len(compiled) >= compiles or k > min(fitting) or expected(k) > limit_bytes):
             break
-        hopeless = traced(k) > _NEAR * limit_bytes
+        hopeless = min(expected(k), traced(k)) > _NEAR * limit_bytes
         if compiled and (hopeless or len(compiled) >= compiles + _MORE):
             break
         compiled[k] = confirm(choices[k].plan)
@@ -94,7 +94,7 @@ def search(
     return Found(least if best is None else best, predicted, compiled, best is not None)
 
 
-_MORE, _NEAR = 4, 1.1
+_MORE, _NEAR = 4, 1.2
 """Before it says that nothing fits, the search compiles so many more choices as long as they come as near as that."""
 
 
