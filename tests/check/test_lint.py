@@ -1,5 +1,7 @@
 """Every rule of the lint finds its own fault in each form in which users write it, and is silent on the clean twin."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -87,3 +89,10 @@ def test_a_wrong_policy_is_named(policy, message):
 def test_nothing_that_floats_is_an_error():
     with pytest.raises(ValueError, match="args: expected a floating-point array"):
         jremat.lint(lambda n: n + 1, jnp.arange(3))
+
+
+def test_the_page_lists_every_rule_in_its_own_words():
+    page = (Path(__file__).parents[2] / "docs" / "lint.md").read_text()
+    rows = [f"| `{rule.slug}` | {rule.symptom} | {rule.why} | {rule.cure} |" for rule in RULES]
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    assert table == rows
