@@ -71,7 +71,9 @@ def block(n: int, policy: Policy = FULL) -> LayerPlan:
 def revolve(slots: int) -> LayerPlan:
     """The binomial schedule: at most ``slots`` layer inputs are kept at any one time, the stack's own among them.
 
-    A layer's backward runs it once more from its input and keeps all of it meanwhile.
+    The input takes a slot for as long as the backward pass lasts; the working state, the input of the layer that is
+    being run, takes none, so slots + 1 states are alive while a layer is replayed. A layer's backward runs it once more
+    from its input and keeps all of it meanwhile.
 
     >>> revolve(3).segments[0].slots
     3

@@ -1,7 +1,9 @@
 """FLOPs of a whole gradient computation, read from its program: model, recompute, and a kernel's own rerun."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from jremat.graph.arguments import take_apart
@@ -11,6 +13,17 @@ from jremat.policy.names import RERUN_SCOPE
 
 REMAT_SCOPE = "rematted_computation"
 """The scope under which JAX's remat, and our chain, recompute."""
+
+_TRIPS = re.compile(r"jremat_trips_(\d+)_in_(\d+)")
+
+
+def trips_scope(trips: int, turns: int) -> str:
+    """The scope of a ``while`` whose trip counts are data: how often it goes round in ``turns`` runs together.
+
+    >>> trips_scope(18, 16)
+    'jremat_trips_18_in_16'
+    """
+    return f"jremat_trips_{trips}_in_{turns}"
 
 
 @dataclass(frozen=True)
@@ -33,10 +46,19 @@ class FlopCount:
         return self.model + self.recompute + self.rerun
 
     def __add__(self, other: "FlopCount") -> "FlopCount":
-        return FlopCount(self.model + other.model, self.recompute + other.recompute, self.rerun + other.rerun)
+        return FlopCount(*(_plain(own + its) for own, its in zip(self._kinds, other._kinds)))
 
-    def __mul__(self, times: int) -> "FlopCount":
-        return FlopCount(self.model * times, self.recompute * times, self.rerun * times)
+    def __mul__(self, times: int | Fraction) -> "FlopCount":
+        return FlopCount(*(_plain(own * times) for own in self._kinds))
+
+    @property
+    def _kinds(self) -> tuple[int, int, int]:
+        return self.model, self.recompute, self.rerun
+
+
+def _plain(number: Any) -> Any:
+    """A loop's average as an integer again, once its turns have made a whole number of it."""
+    return int(number) if number.denominator == 1 else number
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,7 @@ class Flops:
             self.matmul + other.matmul, self.other + other.other, self.square + other.square, self.count + other.count
         )
 
-    def __mul__(self, times: int) -> "Flops":
+    def __mul__(self, times: int | Fraction) -> "Flops":
         return Flops(self.matmul * times, self.other * times, self.square * times, self.count * times)
 
     @property
@@ -90,8 +112,8 @@ def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
 
     Counted on live code: what no output needs is not counted, so count ``jax.value_and_grad``, as a training step runs
     it; ``jax.grad`` of a block alone has no forward pass left. What remat does again is told by the scope under which
-    JAX puts it. A ``while`` counts by its trip count where the program tells it, else once; of a ``cond``'s branches
-    the dearest counts.
+    JAX puts it. A ``while`` counts by its trip count where the program tells it (a schedule's replay does), else once;
+    of a ``cond``'s branches the dearest counts.
 
     Args:
         f: a gradient computation, e.g. ``jax.value_and_grad(loss)``; policies are in the function.
@@ -120,11 +142,20 @@ def _count(jaxpr: Any, kind: str) -> Flops:
 def flops_of(eqn: Any, kind: str = _MODEL) -> Flops:
     """One equation with all that it holds, told apart by scope; ``kind`` is of what is around it."""
     own = _kind(eqn, kind)
-    parts = [_count(inner, own) * times for inner, times in inner_jaxprs(eqn)]
+    parts = [_count(inner, own) * times for inner, times in _inner(eqn)]
     if not parts:
         return _equation(eqn, own)
     branches = eqn.primitive.name == "cond"
     return max(parts, key=lambda part: part.total) if branches else sum(parts[1:], parts[0])
+
+
+def _inner(eqn: Any) -> list[tuple[Any, Any]]:
+    """The jaxprs that an equation holds, each with how often it runs: of a marked ``while`` on average."""
+    marked = _TRIPS.search(scopes(eqn)) if eqn.primitive.name == "while" else None
+    if marked is None:
+        return inner_jaxprs(eqn)
+    trips = Fraction(int(marked[1]), int(marked[2]))
+    return [(eqn.params["cond_jaxpr"], trips + 1), (eqn.params["body_jaxpr"], trips)]
 
 
 def _kind(eqn: Any, outer: str) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jremat.graph.flops import trips_scope
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.offload import from_host, to_host
 from jremat.transform.schedule import Tables
@@ -203,7 +204,8 @@ class Scheduled:
             (states, gradients), (i, (begin, end, read)) = state, given
             with jax.named_scope("rematted_computation"):
                 if len(self.tables.replay):
-                    states = lax.fori_loop(begin, end, step, states)
+                    with jax.named_scope(trips_scope(len(self.tables.replay), self.num_layers)):
+                        states = lax.fori_loop(begin, end, step, states)
                 _, kept = self.split.forward(weights.layer(start + i), weights.shared, _read(states, read))
             return (states, gradients.after(self.split, weights, kept, start + i)), None
 

@@ -15,7 +15,7 @@ from jremat.policy import FULL, NONE, LayerPlan, Policy, Segment
 from jremat.transform.chain import stack
 from jremat.transform.revolve import binomial, binomial_steps
 from jremat.transform.scan import scan_stack
-from jremat.transform.schedule import tables
+from jremat.transform.schedule import simulate, tables
 from tests.transform.chain_case import (
     DOTS,
     PLANS,
@@ -122,6 +122,22 @@ class TestWhatItRuns:
         assert count["block:2"] == 2
         assert count["torchtitan:3"] == 2
         assert count["save:up"] == 0
+
+    @pytest.mark.parametrize(("num_layers", "slots"), [(7, 1), (7, 2), (16, 3), (5, 5)])
+    def test_a_schedule_costs_its_steps(self, num_layers, slots):
+        """The simulator's steps beyond the first forward, and each layer's own rerun as under ``full``."""
+        steps = simulate(binomial(num_layers, slots)).forward_steps - (num_layers - 1)
+        p = weights(num_layers)
+
+        def flops(spec):
+            run = stack(block, policies.get(spec), num_layers=num_layers)
+            loss = lambda real: (run(real | {"key": p["key"]}, X, SCALE) ** 2).sum()
+            return jremat.flops(jax.value_and_grad(loss), {n: p[n] for n in ("in", "out")})
+
+        found, full, layer = flops(f"revolve:{slots}"), flops("full"), 2 * 2 * B * H * F
+        assert found.recompute == steps * layer + full.recompute
+        assert found.count.recompute == 2 * steps + num_layers
+        assert found.model == full.model
 
     @pytest.mark.parametrize("k", [2, 3, 7])
     def test_a_group_costs_one_forward_or_two(self, k):
