@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jremat.report import tables
 from scripts.benchmark import suite
 from scripts.benchmark.config import Bench, Case, cases
 from scripts.benchmark.pool import Rows, commit, run
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = Rows(bench.json, commit())
     except ValueError as error:
         return fail(PROGRAM, error)
-    console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe would get 80 columns
+    console = tables.console()
     try:
         _run(bench, chosen, rows, console)
     except OSError as error:

@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from jremat.report.tables import console
 from scripts.cli import fail, parse
 from scripts.compare.config import Compare
 from scripts.compare.table import table
@@ -100,7 +100,7 @@ def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:
     said = {**versions(), "config": compare.config().to_dict(), "batch": compare.batch, "seq": compare.seq}
     wrong = failed(rows)
     title = f"JAX | PyTorch, {compare.family}, {compare.layers} layers, b={compare.batch} s={compare.seq}"
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table(rows, title))
+    console().print(table(rows, title))
     if compare.json:
         text = json.dumps({**said, "failed": wrong, "rows": rows}, indent=1)
         try:

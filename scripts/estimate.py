@@ -20,9 +20,10 @@ import policies
 from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.estimate.hardware import CHIPS
+from jremat.report.tables import console, human
 from scripts.cli import fail, parse, warn
 from scripts.estimating.config import Asked, Estimate, understood, zoo
-from scripts.estimating.tables import Counted, fit_word, human, of_beside, of_ledger, of_policies, of_ways
+from scripts.estimating.tables import Counted, fit_word, of_beside, of_ledger, of_policies, of_ways
 
 PROGRAM = "estimate"
 
@@ -47,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(PROGRAM, remark)
     show(asked, counted, refused, ways, hbm_bytes)
     if beside:
-        from rich.console import Console
-
-        Console(width=None if sys.stdout.isatty() else 160).print(of_beside(beside))
+        console().print(of_beside(beside))
     for path in drawn:
         print(f"picture {path}")
     return 0
@@ -93,9 +92,7 @@ def show(
     asked: Asked, counted: Sequence[Counted], refused: Sequence[str], ways: Sequence[Way], hbm_bytes: int | None
 ) -> None:
     """Print the tables."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe would get 80 columns
+    out = console()
     run, config = asked.run, asked.run.config
     devices = run.parallel.devices
     title = (
@@ -104,7 +101,7 @@ def show(
     )
     if len(counted) == 1:
         ((policy, ledger),) = counted
-        console.print(of_ledger(ledger, f"{title}, {policy.spec}"))
+        out.print(of_ledger(ledger, f"{title}, {policy.spec}"))
         share = 100 * ledger.recompute_flops / ledger.forward_flops
         print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; recomputed {share:.1f}% of the forward")
         for assumption in ledger.assumptions:
@@ -112,12 +109,12 @@ def show(
         if hbm_bytes is not None:
             print(f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
     else:
-        console.print(of_policies(counted, title, hbm_bytes))
+        out.print(of_policies(counted, title, hbm_bytes))
     if refused:
         names = ", ".join(reason.partition(": ")[0].strip("'") for reason in refused)
         print(f"left out, since they speak of what this block doesn't have: {names}")
     if ways:
-        console.print(of_ways(ways, least(counted)[0].spec))
+        out.print(of_ways(ways, least(counted)[0].spec))
     elif hbm_bytes is not None and all(ledger.peak_bytes > hbm_bytes for _, ledger in counted):
         print("no change that is tried here makes it fit")
 

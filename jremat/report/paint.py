@@ -27,7 +27,7 @@ SERIES: tuple[tuple[str, str, str], ...] = tuple(
 """Colour, dash and mark of each line among several; no two are alike in grey."""
 
 AREAS: tuple[tuple[str, str], ...] = (
-    *(("#27374d", ""), ("#8fa6c4", "////"), ("#b9583e", ""), ("#f1bc57", "...."), ("#4f9d94", ""), ("#e3d5c0", "xxxx")),
+    *(("#27374d", ""), ("#8fa6c4", "////"), ("#b9583e", ""), ("#f1bc57", "||||"), ("#4f9d94", ""), ("#e3d5c0", "xxxx")),
     *(
         ("#6b4a86", ""),
         ("#cfd4da", "\\\\\\\\"),

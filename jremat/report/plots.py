@@ -165,12 +165,14 @@ def ledger_bars(
 def timeline(found: "Timeline", *, folder: Path, name: str = "timeline", title: str = "") -> list[Path]:
     """What is alive at each moment of a step, stacked by line; the peak marked."""
     with _drawn(folder, name, (9.2, 4.2)) as (axes, files):
-        steps = range(len(found.points))
-        layers = [[nbytes / GIB for nbytes in values] for _, values in found.lines]
+        rows = list(zip(*(values for _, values in found.lines)))
+        # Where nothing changes nothing is drawn; the last moment lasts as long as any other.
+        steps = [k for k in range(len(rows)) if k == 0 or rows[k] != rows[k - 1]] + [len(rows)]
+        layers = [[values[min(k, len(rows) - 1)] / GIB for k in steps] for _, values in found.lines]
         paints = [LINES[line] for line, _ in found.lines]
         areas = axes.stackplot(steps, *layers, colors=[colour for colour, _ in paints], step="post")
         for area, (line, _), (_, pattern) in zip(areas, found.lines, paints):
-            area.set_hatch({"/": "/////", "x": "xxxx", ".": "....", "": ""}[pattern])
+            area.set_hatch({"/": "/////", "x": "xxxx", ".": "|||||", "": ""}[pattern])
             area.set_edgecolor("white")
             area.set_linewidth(0.4)
             area.set_label(line)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from scripts.training.progress import size
+from jremat.report.tables import human
 
 Row = dict[str, Any]
 
@@ -14,11 +14,11 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("model", lambda r: r["model"]),
     ("policy", lambda r: r["policy"]),
     ("b × s", lambda r: f"{r['batch']} × {r['seq'] or '?'}"),
-    ("peak", lambda r: size(r["peak_bytes"]) if "peak_bytes" in r else ""),
-    ("without device", lambda r: size(r["described_peak_bytes"]) if "described_peak_bytes" in r else ""),
+    ("peak", lambda r: human(r["peak_bytes"]) if "peak_bytes" in r else ""),
+    ("without device", lambda r: human(r["described_peak_bytes"]) if "described_peak_bytes" in r else ""),
     ("device's own", lambda r: _device(r)),
-    ("temp", lambda r: size(r["temp_bytes"]) if "temp_bytes" in r else ""),
-    ("host", lambda r: size(r["host_bytes"]) if r.get("host_bytes") else ""),
+    ("temp", lambda r: human(r["temp_bytes"]) if "temp_bytes" in r else ""),
+    ("host", lambda r: human(r["host_bytes"]) if r.get("host_bytes") else ""),
     ("recompute", lambda r: f"{r['recompute_flops'] / r['model_flops']:.1%}" if "recompute_flops" in r else ""),
     ("compile", lambda r: f"{r['compile_seconds']:.1f} s" if "compile_seconds" in r else ""),
     ("step", lambda r: f"{r['step_seconds']:.4g} s ±{r['spread_seconds']:.2g}" if "step_seconds" in r else ""),
@@ -53,4 +53,4 @@ def label(row: Row) -> str:
 
 def _device(row: Row) -> str:
     held = row.get("device_memory") or {}
-    return size(held["peak_bytes"]) if held.get("peak_bytes") else ""
+    return human(held["peak_bytes"]) if held.get("peak_bytes") else ""

@@ -15,6 +15,7 @@ import jremat
 from jremat.estimate.config import TransformerConfig
 from jremat.graph import Flops
 from jremat.policy import Policy
+from jremat.report.tables import human
 from models.transformer import Transformer, init_params
 from scripts.training import snapshots
 from scripts.training.architecture import architecture
@@ -23,7 +24,6 @@ from scripts.training.data import Batches, open_corpus
 from scripts.training.files import Files, default_out, probe
 from scripts.training.lint import findings
 from scripts.training.optimizer import optimizer
-from scripts.training.progress import size
 from scripts.training.remat import Remat, remat
 from scripts.training.snapshots import Snapshot
 from scripts.training.step import State, initial_state, train_step
@@ -174,7 +174,7 @@ def _check_disk(out: Path, needed: int) -> None:
     except OSError as error:
         raise ValueError(f"out: cannot write in {there}: {error.strerror}") from error
     if free < needed:
-        raise ValueError(f"out: a snapshot needs {size(needed)}, {there} has {size(free)} free")
+        raise ValueError(f"out: a snapshot needs {human(needed)}, {there} has {human(free)} free")
 
 
 def _check_json(path: Path) -> None:

@@ -1,12 +1,13 @@
 """What is seen of a run: a live bar in a terminal, plain lines elsewhere, and the table at its end."""
 
-import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jremat.report.tables import human
 
 
 class Reporter:
@@ -21,7 +22,7 @@ class Reporter:
 
     def __init__(self, console: Console, first: int, steps: int, peak_bytes: int, log_every: int) -> None:
         self.console, self.steps, self.log_every = console, steps, log_every
-        self.first, self.peak = first, size(peak_bytes)
+        self.first, self.peak = first, human(peak_bytes)
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=24),
@@ -58,18 +59,6 @@ class Reporter:
     def say(self, text: str) -> None:
         """A line above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def size(num_bytes: float) -> str:
-    """Bytes for people.
-
-    >>> size(1536), size(3 * 2**20), size(12)
-    ('1.5 KiB', '3.0 MiB', '12 B')
-    """
-    if num_bytes < 1024:
-        return f"{num_bytes:.0f} B"
-    power = min(int(math.log2(num_bytes)) // 10, 4)
-    return f"{num_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
 def aligned(rows: Mapping[str, str]) -> list[str]:

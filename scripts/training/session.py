@@ -13,13 +13,14 @@ import jax
 from rich.console import Console
 
 from jremat.measure import Peak
+from jremat.report.tables import human
 from scripts.cli import fail, warn
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
 from scripts.training.files import make_folder, rewind, write_json
 from scripts.training.loop import Diverged, Outcome, StopSignal, train
 from scripts.training.prepare import Job, prepare
-from scripts.training.progress import Reporter, aligned, size
+from scripts.training.progress import Reporter, aligned
 from scripts.training.snapshots import SnapshotError, Writer
 
 
@@ -95,7 +96,7 @@ def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) ->
         "data": f"{corpus.name}: {corpus.num_tokens:,} tokens in {len(corpus.files):,} files{skipped}",
         "batch": f"{text.accumulate} × {text.micro_batch} sequences of {text.seq} tokens",
         "policy": f"{job.remat.name}, run by a {job.remat.stack}",
-        "step": f"compiled in {compile_seconds:.1f} s; peak {size(memory.peak)} by the compiler's count, not measured",
+        "step": f"compiled in {compile_seconds:.1f} s; peak {human(memory.peak)} by the compiler's count, not measured",
         "MFU": f"against {peak.flops_per_second / 1e9:,.0f} GFLOP/s: {peak.source}",
         "files": str(job.files.out),
     }
@@ -152,7 +153,7 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
         "model FLOPs per step": f"{summary['model_flops_per_step']:.3e}; "
         f"{summary['model_flops_per_step_half_causal']:.3e} with causal attention counted by half",
         "recompute": _recompute(summary, rate("hfu", ".1%")),
-        "peak bytes": f"{size(summary['compiled_peak_bytes'])} compiled, not measured",
+        "peak bytes": f"{human(summary['compiled_peak_bytes'])} compiled, not measured",
         "files": summary["out"],
     }
 
