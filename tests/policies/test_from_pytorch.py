@@ -6,14 +6,10 @@ import pytest
 
 import policies
 from jremat.policy import Policy
-from policies.from_pytorch import OTHERS, page
+from policies.dictionaries.pytorch import OTHERS
 from policies.torch_expression import NotExpressible, express, express_plan, line_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-pytorch.md"
-
-
-def test_the_page_is_the_zoos():
-    assert PAGE.read_text() == page(), "python -m policies.from_pytorch > docs/from-pytorch.md"
 
 
 def test_every_policy_has_its_row():

@@ -1,15 +1,17 @@
-"""``python -m policies.from_pytorch`` prints docs/from-pytorch.md: PyTorch's lines in this project's words."""
+"""``python -m policies.dictionaries.pytorch`` prints docs/from-pytorch.md: PyTorch's lines in our words."""
 
 import sys
 
+from policies import registry
+from policies.dictionaries.markdown import code, table
 from policies.entry import Entry
-from policies.registry import table
 from policies.torch_expression import SAC_KEEPS, SAC_RERUNS, NotExpressible, line_of
 
 HEAD = f"""# From PyTorch
 
 Your line in PyTorch, the spec here, and what differs. This page is made from the zoo itself by
-`python -m policies.from_pytorch > docs/from-pytorch.md`; `scripts/compare_torch.py` measures both sides of each line.
+`python -m policies.dictionaries.pytorch > docs/from-pytorch.md`; `scripts/compare_torch.py` measures both sides of each
+line.
 
 What differs everywhere:
 
@@ -33,8 +35,6 @@ outputs, written once |
 `SAC [ops]` below is `checkpoint(block, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts,
 [ops]))`; where it says what makes a tensor, a function in the list's place that counts the calls of each op.
 
-| your line there | here | what differs |
-|---|---|---|
 """
 
 # Lines that are no policy of the zoo's own, with the spec that does the same.
@@ -67,21 +67,17 @@ OTHERS = (
 
 def page() -> str:
     """The whole page."""
-    rows = [_row(f"`{line}`", f"`{spec}`", differs) for line, spec, differs in OTHERS]
-    return HEAD + "\n".join([*rows, *map(_entry, table())]) + "\n"
+    others = [(code(line), code(spec), differs) for line, spec, differs in OTHERS]
+    return HEAD + table(("your line there", "here", "what differs"), [*others, *map(_row, registry.table())]) + "\n"
 
 
-def _entry(entry: Entry) -> str:
-    spec = f"`{entry.policy.spec}`" + (f", of the form `{entry.spec}`" if entry.is_form else "")
+def _row(entry: Entry) -> tuple[str, str, str]:
+    spec = code(entry.policy.spec) + (f", of the form {code(entry.spec)}" if entry.is_form else "")
     try:
         line, differs = line_of(entry.policy)
     except NotExpressible as error:
-        return _row("not expressible", spec, str(error))
-    return _row(f"`{line}`", spec, differs or "nothing")
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "not expressible", spec, str(error)
+    return code(line), spec, differs or "nothing"
 
 
 if __name__ == "__main__":
