@@ -68,6 +68,8 @@ def _run(flags: Planning) -> int:
     out.print(of_kept(answer))
     out.print(of_frontier(answer))
     print(_summary(flags, answer))
+    if not flags.out and "planned values" in plan.policy.spec:
+        print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
     if flags.out:
         plan = plan.save(flags.out)
         print(f"saved: --policy {plan.spec}")
@@ -82,6 +84,7 @@ def _run(flags: Planning) -> int:
 def _summary(flags: Planning, answer: Any) -> str:
     """The plan in three lines."""
     from jremat.report.tables import human
+    from scripts.planning.tables import readable
 
     plan, case = answer.plan, answer.case
     shown = f"{human(plan.peak_bytes)} {plan.target}" if plan.peak_bytes is not None else "not compiled"
@@ -90,7 +93,7 @@ def _summary(flags: Planning, answer: Any) -> str:
     speed = f", {answer.tokens_per_second:,.0f} tokens/s modelled" if answer.tokens_per_second else ""
     return (
         f"{case.model}, batch {case.batch} × {answer.tokens // case.batch} tokens on {case.target}: "
-        f"{plan.policy.spec}\n"
+        f"{readable(plan.policy.spec)}\n"
         f"peak {shown}{host}, predicted {human(plan.predicted_peak_bytes)}; of {human(plan.hbm_bytes)} "
         f"less {plan.margin:.0%}; {plan.compiles} compile{'s' * (plan.compiles != 1)}\n"
         f"recomputes {plan.recompute_share:.1%} of the layers' forward matmul FLOPs{step}{speed}"

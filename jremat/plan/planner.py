@@ -1,8 +1,8 @@
 """Bytes in, the fastest plan that fits out, with its proof."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, Literal
 
 import jax
@@ -278,10 +278,10 @@ def _result(
 
 
 def _kept(plan: Policy | LayerPlan, stack: Stack) -> tuple[Kept, ...]:
-    policies = [plan] * stack.num_layers if isinstance(plan, Policy) else list(plan.policies(stack.num_layers))
-    rows = []
-    for policy, same in groupby(policies):
-        layers, outcome = len(list(same)), stack.block.outcome(policy)
+    policies = [plan] * stack.num_layers if isinstance(plan, Policy) else plan.policies(stack.num_layers)
+    found: dict[tuple[int, str], tuple[int, float]] = {}  # (node, where) -> layers, seconds spared in all of them
+    for policy, layers in Counter(policies).items():
+        outcome = stack.block.outcome(policy)
         for place in outcome.held:
             node = stack.block.problem.nodes[place]
             without = stack.block.problem.outcome(
@@ -289,7 +289,13 @@ def _kept(plan: Policy | LayerPlan, stack: Stack) -> tuple[Kept, ...]:
             )
             spared = without.recompute_seconds - outcome.recompute_seconds
             where = "host" if node.mark in outcome.offloaded else "device"
-            rows.append(Kept(layers, node.name or node.primitive, node.nbytes, where, node.source, spared))
+            before = found.get((place, where), (0, 0.0))
+            found[place, where] = before[0] + layers, before[1] + layers * spared
+    nodes = stack.block.problem.nodes
+    rows = (
+        Kept(layers, nodes[p].name or nodes[p].primitive, nodes[p].nbytes, where, nodes[p].source, spared / layers)
+        for (p, where), (layers, spared) in found.items()
+    )
     return tuple(sorted(rows, key=lambda row: -row.nbytes * row.layers))
 
 

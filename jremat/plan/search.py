@@ -55,6 +55,10 @@ def search(
     predicted: dict[int, int] = {}
     compiled: dict[int, int] = {}
 
+    def aim() -> int:
+        """What the next choice is expected to need at most: a little less once a compile came out too large."""
+        return int(limit_bytes * _AFTER_A_MISS) if any(p > limit_bytes for p in compiled.values()) else limit_bytes
+
     def traced(k: int) -> int:
         if k not in predicted:
             predicted[k] = predict(choices[k].plan)
@@ -70,7 +74,7 @@ def search(
         while True:
             left = [k for k in range(len(choices)) if k not in compiled]
             peaks = {k: expected(k) for k in left}
-            k = next((k for k in left if peaks[k] <= limit_bytes), min(left, key=lambda k: peaks[k], default=None))
+            k = next((k for k in left if peaks[k] <= aim()), min(left, key=lambda k: peaks[k], default=None))
             if k is None or k in predicted:
                 return k
             traced(k)
@@ -94,6 +98,7 @@ def search(
     return Found(least if best is None else best, predicted, compiled, best is not None)
 
 
+_AFTER_A_MISS = 0.995
 _MORE, _NEAR = 4, 1.2
 """Before it says that nothing fits, the search compiles so many more choices as long as they come as near as that."""
 

@@ -1,5 +1,6 @@
 """A plan as tables for people."""
 
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -69,8 +70,17 @@ def thinned(plan: Plan) -> list[Point]:
 
 
 def words(point: Point) -> str:
-    """A plan for a table: its spec, without fingerprints."""
-    return point.spec.replace(" planned values of graph ", " values of ").replace("mix:", "")
+    """A plan for a table."""
+    return readable(point.spec)
+
+
+def readable(spec: str) -> str:
+    """A spec without fingerprints.
+
+    >>> readable("mix:3*9 planned values of graph 3099ac561d0f43cf,rest*full")
+    'mix:3*9 values,rest*full'
+    """
+    return re.sub(r" planned values of graph \w+", " values", spec)
 
 
 def of_sizes(tried: Sequence[Tried], name: str) -> Table:
