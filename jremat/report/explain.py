@@ -13,7 +13,7 @@ from jremat.report.again import Again, made_again
 from jremat.report.parts import ORDER, layers_of, module_of, part_of
 from jremat.report.program import BothWays, both_ways
 from jremat.report.readers import Uses
-from jremat.report.reasons import Rules, why_kept
+from jremat.report.reasons import SCHEDULED, Rules, why_kept
 from jremat.transform.checkpoint import checkpoint, expect_policy
 
 Fate = Literal["kept", "offloaded", "recomputed", "input"]
@@ -196,6 +196,8 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
         else:
             fate, why = "input", "an argument" if found.kind == "input" else "closed over"
         value, part = _named(found.name, found.primitive, found.dtype, scope, found.source)
+        if why.startswith(SCHEDULED):
+            value, part = "states of the schedule", "layer inputs"
         yield Row(
             value=value if fate != "input" else found.source,
             part=part if fate != "input" else "arguments",
@@ -275,4 +277,5 @@ def _layers(scope: str, rules: Rules) -> str:
     step = len(segment.pattern) if segment is not None and turn is not None else 1
     if step == 1:
         return f"{first}-{last}" if last > first else str(first)
-    return f"{first + (turn or 0)}-{last} by {step}"
+    start = first + (turn or 0)
+    return f"{start}-{last - (last - start) % step} by {step}"

@@ -22,6 +22,7 @@ ORDER = ("embedding", "layer inputs", "norms", "attention", "mlp", "loss")
 """In which tables show them; others follow by name."""
 
 LAYERS = re.compile(r"layers_(\d+)_(\d+)")
+_OURS = ("rematted_computation", "kernel_rerun")
 _TURN = re.compile(r"turn_(\d+)")
 
 
@@ -57,7 +58,7 @@ def steps(scope: str) -> list[str]:
     found: list[str] = []
     for step in re.sub(r"\b(?:transpose|jvp|vmap|jit|checkpoint)\(|\)", "", scope).split("/"):
         name = step.rpartition(".")[2].strip("_")
-        ours = name == "rematted_computation" or LAYERS.fullmatch(name) or _TURN.fullmatch(name)
+        ours = name in _OURS or name.startswith("jremat_") or LAYERS.fullmatch(name) or _TURN.fullmatch(name)
         if name and not ours and "->" not in name and not name.startswith("<") and found[-1:] != [name]:
             found.append(name)
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jremat.report.timeline import Timeline  # which loads JAX
 
 GIB = 2**30
-STYLE: Mapping[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws alike
     "font.size": 9,
     "axes.titlesize": 10,
@@ -193,7 +193,7 @@ def timeline(found: "Timeline", *, folder: Path, name: str = "timeline", title: 
 def _drawn(folder: Path, name: str, size: tuple[float, float]) -> Iterator[tuple[Any, list[Path]]]:
     """Axes in the one style; on leaving, the files."""
     files: list[Path] = []
-    with matplotlib.rc_context(dict(STYLE)):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure.subplots(), files

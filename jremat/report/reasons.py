@@ -11,6 +11,9 @@ from jremat.policy.ops import FAMILIES, tagged_name
 from jremat.report.parts import layers_of
 from jremat.report.readers import Reader
 
+SCHEDULED = "required: of the"
+"""How the reason of a schedule's states begins."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -62,10 +65,13 @@ def why_kept(origin: Origin, rules: Rules, scope: str, readers: Sequence[Reader]
     ruled = _rule(origin, policy) if policy is not None else None
     if ruled:
         return ruled
-    if policy is not None and policy.keeps_everything and (segment is None or segment.group == 1):
+    plain = segment is None or (segment.group == 1 and segment.slots is None)
+    if policy is not None and policy.keeps_everything and plain:
         return "no remat here"
+    if segment is not None and readers and not any(reader.again for reader in readers):
+        return "a later layer keeps it" if plain else "read after the layers"
     if segment is not None and segment.slots is not None:
-        return f"required: one of the {segment.slots} states that the schedule runs from"
+        return f"{SCHEDULED} {segment.slots} states that the schedule runs from"
     if segment is not None and segment.group > 1:
         return f"required: {segment.group} layers are replayed from it"
     if readers and all(reader.again for reader in readers):

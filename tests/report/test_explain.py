@@ -49,8 +49,7 @@ def test_plans_sum_up_too_and_each_segment_holds_its_own(spec):
     found = explain_call(take_apart(f, args, {}), Rules(plan, layers))
     assert found.kept_bytes == jremat.residuals(f, *args).total_bytes
     counted = jremat.flops(jax.value_and_grad(lambda w, x: f(w, x).sum(), (0, 1)), *args)
-    if "revolve" not in spec:  # its replays are a loop without a count
-        assert found.recompute_flops == counted.recompute
+    assert found.recompute_flops == counted.recompute
     if spec.startswith("mix"):
         held = {segment.layers: segment for segment in by_segment(found)}
         assert set(held) == {"0-1", "2", "3"}
@@ -60,6 +59,9 @@ def test_plans_sum_up_too_and_each_segment_holds_its_own(spec):
         whys = {row.layers: row.why for row in found.of("kept") if row.value == "layer input"}
         assert whys["0-1"].startswith("required")
         assert {row.why for row in found.of("kept") if row.layers == "3" and row.value == "up"} == {"keeps matmul"}
+    if spec == "revolve:2":
+        (states,) = {row.why for row in found.of("kept") if row.value == "states of the schedule" and row.shape[1:]}
+        assert states == "required: of the 2 states that the schedule runs from"
     if spec == "every_k:2":
         assert {row.why for row in found.of("kept") if row.layers} == {"required: 2 layers are replayed from it"}
 
