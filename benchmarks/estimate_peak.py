@@ -1,4 +1,7 @@
-"""The closed form's peak against the peak that XLA plans for an H200: whole train steps, AdamW, donated state.
+"""Two predictions of a step's peak against the one that XLA plans for an H200: train steps, AdamW, donated state.
+
+``traced`` reads the step's program (``jremat.traced_peak``), ``closed form`` only its config (``jremat.estimate``);
+beside them stand the formulas of other tools.
 
     python benchmarks/estimate_peak.py                 # the table, of the JAX that the rules were calibrated on
     python benchmarks/estimate_peak.py --jax 0.12.0.1  # of another one that was measured
@@ -15,6 +18,7 @@ import json
 import os
 import statistics
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,11 @@ class Case:
     seq: int
     chunk: int | None = None
     tuned: bool = False
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the rules of the traced peak were made without a look at it: every third case, by its name's hash."""
+        return zlib.crc32(self.key.encode()) % 3 == 0
 
     @property
     def key(self) -> str:
@@ -114,14 +123,13 @@ def results(version: str) -> Path:
     return Path(__file__).with_name(f"estimate_peak-{version}.json")
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Compile one case; its peak and the arguments' share of it."""
+def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The train step of a case, jitted, its state donated, and the shapes of its arguments."""
     import jax
     import jax.numpy as jnp
     import optax
 
     import jremat
-    from jremat.measure.memory import memory
     from jremat.transform import chain
     from models.transformer import Transformer, init_params, mean_loss
 
@@ -142,9 +150,24 @@ def measure(case: Case) -> dict[str, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(functools.partial(init_params, config), key)
     tokens = jax.ShapeDtypeStruct((case.batch, case.seq), jnp.int32)
-    args = params, jax.eval_shape(optimizer.init, params), tokens, tokens, key
-    found = memory(jax.jit(step, donate_argnums=(0, 1)), *args, target="h200")
+    return jax.jit(step, donate_argnums=(0, 1)), (params, jax.eval_shape(optimizer.init, params), tokens, tokens, key)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Compile one case; its peak and the arguments' share of it."""
+    from jremat.measure.memory import memory
+
+    step, args = step_of(case)
+    found = memory(step, *args, target="h200", num_buffers=0)
     return {"peak_bytes": found.peak_bytes, "argument_bytes": found.argument_bytes}
+
+
+def traced(case: Case, version: str) -> int:
+    """The peak predicted from the step's program, by the rules of one JAX."""
+    from jremat.graph.peak import traced_peak
+
+    step, args = step_of(case)
+    return traced_peak(step, *args, jax_version=version).peak_bytes
 
 
 def ours(case: Case) -> int:
@@ -172,22 +195,61 @@ def main() -> None:
         found[case.key] = measure(case)
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"measured {case.key}", file=sys.stderr, flush=True)
-    rows = [(case, found[case.key]["peak_bytes"], ours(case)) for case in cases() if case.key in found]
-    for case, peak, own in rows:
-        print(
-            f"{case.label:28} {case.spec:34} {peak / 2**20:10,.0f} MiB  {own / peak - 1:+7.1%}{'  tuned' * case.tuned}"
-        )
-    for name, chosen in (("tuned on", True), ("held out", False)):
-        summary(name, [abs(own / peak - 1) for case, peak, own in rows if case.tuned is chosen])
-    print("\nby kind of policy; other tools' formulas under whichever of their settings comes nearest to the truth")
-    for kind in KINDS:
-        of_kind = [(case, peak, own) for case, peak, own in rows if kind_of(case) == kind]
-        summary(f"{kind}: ours", [abs(own / peak - 1) for _, peak, own in of_kind])
-        for tool, formula in FORMULAS.items():
-            summary(f"{kind}: {tool}", [nearest(case, peak, formula) for case, peak, _ in of_kind])
+    rows = [Row(case, found[case.key], traced(case, flags.jax)) for case in cases() if case.key in found]
+    print(f"{'':30} {'':30} {'compiled':>12} " + " ".join(f"{tool:>12}" for tool in TOOLS))
+    for row in rows:
+        errors = " ".join(f"{row.errors[tool]:+12.1%}" for tool in TOOLS)
+        mark = "" if row.case.held_out else "  read for the traced rules"
+        print(f"{row.case.label:30} {row.case.spec:30} {row.peak_bytes / 2**20:8,.0f} MiB {errors}{mark}")
+    for name, chosen in (("looked at", False), ("held out", True)):
+        part = [row for row in rows if row.case.held_out is chosen]
+        print(f"\ntraced, {name}: " + summary([row.errors["traced"] for row in part]))
+        print(f"  of the peak less arguments: {summary([row.beyond_arguments for row in part])}")
+    print("\nby class, median and worst; other tools' formulas under whichever of their settings comes nearest")
+    print(f"{'':42}  " + " ".join(f"{tool:>12.12}" for tool in TOOLS))
+    for name, part in classes(rows).items():
+        errors = {tool: [abs(row.errors[tool]) for row in part] for tool in TOOLS}
+        columns = " ".join(f"{statistics.median(e):5.1%}{max(e):7.1%}" for e in errors.values())
+        best = min(TOOLS, key=lambda tool: statistics.median(errors[tool]))
+        print(f"{name:32} {len(part):3} cases  {columns}  best: {best}")
 
 
+TOOLS = ("traced", "closed form", *FORMULAS)
 KINDS = ("none", "full", "one policy", "plan over layers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One case with what was compiled and what was predicted."""
+
+    case: Case
+    compiled: Mapping[str, int]
+    traced_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Compiled."""
+        return self.compiled["peak_bytes"]
+
+    @functools.cached_property
+    def errors(self) -> dict[str, float]:
+        """Of each prediction, as a share of the compiled peak; of other tools' formulas the smallest, unsigned."""
+        own = {"traced": self.traced_bytes / self.peak_bytes - 1, "closed form": ours(self.case) / self.peak_bytes - 1}
+        return own | {tool: nearest(self.case, self.peak_bytes, formula) for tool, formula in FORMULAS.items()}
+
+    @property
+    def beyond_arguments(self) -> float:
+        """The traced error as a share of the peak less arguments."""
+        return (self.traced_bytes - self.peak_bytes) / (self.peak_bytes - self.compiled["argument_bytes"])
+
+
+def classes(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by kind of policy and by kind of attention."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        for name in (kind_of(row.case), f"{row.case.config.attention} attention"):
+            found.setdefault(name, []).append(row)
+    return dict(sorted(found.items()))
 
 
 def kind_of(case: Case) -> str:
@@ -205,10 +267,12 @@ def nearest(case: Case, peak: int, formula: Callable[..., Mapping[str, float]]) 
     return min(abs(total / peak - 1) for total in totals)
 
 
-def summary(name: str, errors: Sequence[float]) -> None:
-    """One line on a list of errors."""
-    if errors:
-        print(f"{name:40} {len(errors):3} cases, median {statistics.median(errors):6.1%}, worst {max(errors):6.1%}")
+def summary(errors: Sequence[float]) -> str:
+    """A list of errors in one line."""
+    if not errors:
+        return "no cases"
+    sizes = [abs(error) for error in errors]
+    return f"{len(errors)} cases, median {statistics.median(sizes):.1%}, worst {min(errors):+.1%} {max(errors):+.1%}"
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ class _Reader:
         name = eqn.primitive.name
         if name == "dot_general":
             return [self._copy(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
-        if name in FUSIBLE and len(inputs) > 1 and {"mixed", "matmul"} <= {v.layout for v in inputs}:
+        layouts = {v.layout for v in inputs}
+        if name in FUSIBLE and "matmul" in layouts and layouts & self.rules.unlike_matmuls:
             return [self._relaid(v, eqn, None) if v.layout == "matmul" else v for v in inputs]
         return inputs
 

@@ -55,6 +55,8 @@ class Rules:
         entered: primitives whose inside stands in the program as if it were written there.
         opaque: primitives whose inside needs no memory of the program's.
         cheap_bytes: an array of at most this size is made again whatever it costs.
+        unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by
+            element.
     """
 
     jax: str
@@ -64,9 +66,10 @@ class Rules:
     )
     opaque: frozenset[str] = frozenset({"pallas_call", "reduce", "scatter-add", "scatter", "sort", "reduce_window"})
     cheap_bytes: int = 1 << 20
+    unlike_matmuls: frozenset[str] = frozenset({"mixed"})
 
 
-CALIBRATED = {"0.10": Rules("0.10.2"), "0.12": Rules("0.12.0.1")}
+CALIBRATED = {"0.10": Rules("0.10.2"), "0.12": Rules("0.12.0.1", unlike_matmuls=frozenset({"mixed", "turned"}))}
 """By JAX's minor version."""
 
 
