@@ -68,7 +68,7 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("page", nargs="?", type=Path, help="a page of jremat explain; without one, GPT-2's")
-    parser.add_argument("--out", type=Path, default=ROOT / "pictures", help="a folder for the screenshots")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "page", help="a folder for the screenshots")
     flags = parser.parse_args()
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -14,10 +14,14 @@ from jremat.report.changes import changes
 from jremat.report.explain import Explanation, Row
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
 from jremat.report.tables import changed, human, human_flops
-from jremat.report.timeline import LINES, Timeline, said
+from jremat.report.timeline import LINES, Timeline, said, thinned
 
+MOST_MOMENTS = 1500
+"""Moments that a chart shows: a step of more shows the fullest among neighbours."""
 TABLE_MOMENTS = 240
-"""Moments in the table beside a chart, the ones where most is alive; the chart has all."""
+"""Moments in the table beside a chart, the ones where most is alive."""
+MOST_ROWS = 800
+"""Values that get a row each, the ones with most bytes or FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def page(title: str, told: Told, against: Told | None = None, findings: Sequence
         against: under another one, to compare.
         findings: of ``jremat.lint``.
     """
-    shown = [told, *([against] if against else [])]
+    shown = [replace(one, timeline=thinned(one.timeline, MOST_MOMENTS)) for one in (told, against) if one]
     home = files("jremat.report")
     part = {name: (home / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     return Template(part["page.html"]).substitute(
@@ -145,6 +149,8 @@ def _values(found: Explanation) -> str:
         ("why", ""),
     )
     bodies = []
+    every = sorted(found.of(*FATE_WORDS), key=lambda row: (row.fetched, -row.recompute_flops, -row.bytes))
+    told = set(map(id, every[:MOST_ROWS]))
     for part, group in itertools.groupby(found.of(*FATE_WORDS), key=lambda row: row.part):
         rows = list(group)
         total = sum(row.bytes for row in rows if row.fate != "recomputed")
@@ -152,7 +158,10 @@ def _values(found: Explanation) -> str:
         blank = f'<td colspan="{3 if plan else 2}"></td>'
         sums = f"{_cell(human(total) if total else '', 'n')}{_bar(total, held)}{_cell(_cost(again), 'n')}"
         head = f'<tr><th scope="rowgroup">{escape(part)}</th>{blank}{sums}<td colspan="2"></td></tr>'
-        bodies.append(f'<tbody class="part">{head}{"".join(_row(row, held, plan) for row in rows)}</tbody>')
+        shown = "".join(_row(row, held, plan) for row in rows if id(row) in told)
+        left = sum(id(row) not in told for row in rows)
+        more = f'<tr><td class="value" colspan="{9 if plan else 8}">and {left} smaller</td></tr>' if left else ""
+        bodies.append(f'<tbody class="part">{head}{shown}{more}</tbody>')
     return f'<div class="scroll"><table>{heads}{"".join(bodies)}</table></div>'
 
 

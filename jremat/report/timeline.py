@@ -1,5 +1,6 @@
 """What is alive at every moment of a step, by line of the ledger: the data of a picture."""
 
+import bisect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ LINES = {
 }
 """The lines, by what the peak calls them, in the order in which they are stacked: what stays longest at the bottom."""
 
-MOST_BUFFERS = 1500
+MOST_BUFFERS = 1000
 """Buffers that are told one by one, the largest; the lines hold all of them."""
 
 
@@ -102,6 +103,35 @@ def timeline(peak: Peak, kept: Iterable[Row] = (), *, updates: bool = True) -> T
         buffers=buffers[:MOST_BUFFERS],
         untold=max(len(buffers) - MOST_BUFFERS, 0),
         assumptions=peak.assumptions,
+    )
+
+
+def thinned(found: Timeline, most: int) -> Timeline:
+    """The same with at most ``most`` moments: of neighbours the one where most is alive, so the peak stays.
+
+    >>> points = tuple(Point(n, "forward", "", "", "", 0) for n in (1, 5, 2, 3))
+    >>> thin = thinned(Timeline(5, 1, points, (("work", (1, 5, 2, 3)),), (), 0, ()), 2)
+    >>> thin.lines, thin.peak_step
+    ((('work', (5, 3)),), 0)
+    """
+    count = len(found.points)
+    if count <= most:
+        return found
+    width = -(-count // most)
+    groups = [range(start, min(start + width, count)) for start in range(0, count, width)]
+    kept = [max(group, key=lambda k: found.points[k].alive_bytes) for group in groups]
+    told = []
+    for buffer in found.buffers:  # alive at the first and at the last moment kept within its life
+        born, dies = bisect.bisect_left(kept, buffer.born), bisect.bisect_right(kept, buffer.dies) - 1
+        if born <= dies:
+            told.append(replace(buffer, born=born, dies=dies))
+    return replace(
+        found,
+        peak_step=kept.index(found.peak_step),
+        points=tuple(found.points[k] for k in kept),
+        lines=tuple((name, tuple(values[k] for k in kept)) for name, values in found.lines),
+        buffers=tuple(told),
+        untold=found.untold + len(found.buffers) - len(told),
     )
 
 

@@ -1,6 +1,7 @@
 """The page: its data are the timeline's, nothing is fetched, and it is built for keyboard and screen reader."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import jax.numpy as jnp
@@ -135,3 +136,22 @@ def test_values_changes_and_findings_are_told(read, pair):
         assert said in words
     assert human(pair[0].timeline.peak_bytes) in words
     assert all(assumption in words for assumption in pair[0].timeline.assumptions)
+
+
+def test_a_step_of_thousands_of_moments_stays_under_two_megabytes():
+    def deep(x, ws):
+        for k in range(40):
+            x = x + jnp.sin(tag(x @ ws[k], "up"))
+        return x
+
+    args = jnp.ones((64, 32)), jnp.ones((40, 32, 32))
+    found = explain(deep, *args)
+    step, shapes = gradient_step(deep, args, {})
+    whole = timeline(traced_peak(step, *shapes), found, updates=False)
+    several = replace(whole, points=whole.points * 30, lines=tuple((name, values * 30) for name, values in whole.lines))
+    text = page(TITLE, Told(found, several), Told(found, several))
+    assert len(several.points) > 3000 and len(text.encode()) < 2_000_000
+    (data,) = (json.loads(b) for own, b in Reader(text).texts if own == "script" and b.startswith("{"))
+    for one in data["timelines"]:
+        assert len(one["points"]) <= 1500 and one["points"][one["peak_step"]]["alive_bytes"] == whole.peak_bytes
+        assert max(sum(values) for values in zip(*(v for _, v in one["lines"]), strict=True)) == whole.peak_bytes
