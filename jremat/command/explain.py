@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jremat.command.start import start_jax  # what follows imports JAX
 
     start_jax()
-    from jremat.command.target import called, function_at
+    from jremat.command.target import called, function_at, what
 
     try:
         f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
     except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
-        return fail(PROGRAM, f"function: tracing {flags.function} raised {type(error).__name__}: {error}")
+        return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
     return 0
 
 

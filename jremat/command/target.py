@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +60,22 @@ def _module(home: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ValueError(f"function: no module {error.name!r}, looked for in {Path.cwd()} and sys.path") from error
     except Exception as error:
-        raise ValueError(f"function: importing {home} raised {type(error).__name__}: {error}") from error
+        raise ValueError(f"function: importing {home} raised {what(error)}") from error
+
+
+def what(error: BaseException) -> str:
+    """An error of the user's code in one line, with the last of their lines that it went through."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith((_OURS, "<"))
+    ]
+    place = f", {Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}{place}"
+
+
+_OURS = str(Path(__file__).parents[1])
 
 
 def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -91,7 +107,7 @@ def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., 
     try:
         made = found()
     except Exception as error:
-        raise ValueError(f"function: {place}() raised {type(error).__name__}: {error}") from error
+        raise ValueError(f"function: {place}() raised {what(error)}") from error
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
         f, args, kwargs = (*made, {}) if len(made) == 2 else made
         if isinstance(args, tuple | list) and isinstance(kwargs, dict):

@@ -119,7 +119,10 @@ REFUSED = {
     "a number": (("explain", "mine_for_explain:number"), "expected a function"),
     "no arguments": (("explain", "mine_for_explain:mlp"), "takes x, w, v; describe them"),
     "something else returned": (("explain", "mine_for_explain:nothing"), "to return (f, args)"),
-    "an error of its own": (("explain", "mine_for_explain:breaks"), "RuntimeError: no data"),
+    "an error of its own": (
+        ("explain", "mine_for_explain:breaks"),
+        "RuntimeError: no data, mine_for_explain.py:25 (breaks)",
+    ),
     "shapes that don't fit": (("explain", "mine_for_explain:layer", "--args", "f32[3,3]", "f32[8,4]"), "TypeError"),
     "unknown policy": (("explain", "mine_for_explain:handed", "--policy", "fulll"), "did you mean 'full'?"),
     "a name that no value bears": (("explain", "mine_for_explain:handed", "--policy", "save:upp"), "did you mean 'up'"),
