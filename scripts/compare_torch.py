@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compared(compare: Compare) -> list[dict[str, Any]]:
-    from scripts.compare.session import Case, Session, timed
+    from scripts.compare.session import Case, Session
+    from scripts.compare.timing import timed
 
     session = Session(compare)
     rows: list[dict[str, Any]] = []
@@ -95,12 +96,15 @@ def _compared(compare: Compare) -> list[dict[str, Any]]:
 
 def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:
     from scripts.compare.rows import failed
+    from scripts.compare.timing import said as times
     from scripts.compare.versions import versions
 
     said = {**versions(), "config": compare.config().to_dict(), "batch": compare.batch, "seq": compare.seq}
     wrong = failed(rows)
     title = f"JAX | PyTorch, {compare.family}, {compare.layers} layers, b={compare.batch} s={compare.seq}"
     console().print(table(rows, title))
+    if compare.steps:
+        console().print(times(rows), highlight=False)
     if compare.json:
         text = json.dumps({**said, "failed": wrong, "rows": rows}, indent=1)
         try:

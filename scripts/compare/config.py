@@ -42,7 +42,7 @@ class Compare:
     dropout: float = 0.1
     """Rate of the dropout check, on a smaller model of as many layers; 0 leaves it out."""
     steps: int = 5
-    """Timed steps of each side, interleaved; 0 leaves time out."""
+    """Timed steps of each side, each beside one without remat; 0 leaves time out."""
     budgets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Of torch.compile's activation_memory_budget; the partitioner runs on the CPU."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -1,7 +1,5 @@
 """The comparison itself: for each way of rematting, both sides measured, and what must hold of them."""
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -229,35 +227,3 @@ def tree_distance(tree: Any, reference: Any) -> float:
     """The norm of the difference over the norm of the reference, all leaves together."""
     pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(reference), strict=True))
     return float((sum(((a - b) ** 2).sum() for a, b in pairs) / sum((b**2).sum() for _, b in pairs)) ** 0.5)
-
-
-def timed(session: Session, cases: list[Case], rounds: int) -> dict[str, dict[str, Any]]:
-    """Median seconds of a step of each case, by its PyTorch line; every round runs all, one side then the other.
-
-    A machine that slows down or is shared slows all of them; the first round warms up and isn't counted.
-    """
-    bare = Case("none", "block(x)", partial(_always, torch_side.one_by_one), False, "")
-    config = session.size.config
-    ways = {case.line: case for case in (bare, *cases)}
-    seconds: dict[str, tuple[list[float], list[float]]] = {line: ([], []) for line in ways}
-    for _ in range(rounds + 1):
-        for line, case in ways.items():
-            steps: tuple[Callable[[], Any], ...] = (
-                session.jax_step(case.spec),
-                partial(torch_side.step, session.twin, case.run_of(config)),
-            )
-            for step, found in zip(steps, seconds[line]):
-                start = time.perf_counter()
-                step()
-                found.append(time.perf_counter() - start)
-    base = [statistics.median(side[1:]) for side in seconds[bare.line]]
-    return {line: _times(ours[1:], theirs[1:], base[0], base[1]) for line, (ours, theirs) in seconds.items()}
-
-
-def _times(ours: list[float], theirs: list[float], our_base: float, their_base: float) -> dict[str, Any]:
-    medians = statistics.median(ours), statistics.median(theirs)
-    overheads = medians[0] / our_base, medians[1] / their_base
-    return {
-        "step_seconds": {"jax": medians[0], "pytorch": medians[1], "jax_each": ours, "pytorch_each": theirs},
-        "overhead": check(overheads[0] <= overheads[1], hard=False, jax=overheads[0], pytorch=overheads[1]),
-    }

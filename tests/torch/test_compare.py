@@ -93,6 +93,66 @@ def test_the_gpus_part_ends_with_its_minutes_and_says_so(monkeypatch):
     assert [row["status"] for row in rows] == ["no time left"] * 2 * len(torch_cuda.POLICIES)
 
 
+@with_torch
+def test_the_gpus_part_rehearsed_on_this_machine(monkeypatch):
+    """Every policy, eager and handed to the compiler, timed; the GPU's clock and counters stood in for."""
+    import torch
+
+    from scripts.compare import torch_cuda
+
+    randint, handed = torch.randint, []
+    monkeypatch.setattr(torch_cuda, "_jax", lambda seconds: iter(()))
+    monkeypatch.setattr(torch_cuda, "get", lambda name: SMALL)
+    monkeypatch.setattr(torch_cuda, "SEQ", 8)
+    monkeypatch.setattr(torch_cuda, "STEPS", 1)
+    monkeypatch.setattr(torch_cuda.Transformer, "cuda", lambda model: model)
+    monkeypatch.setattr(torch, "randint", lambda high, size, device: randint(high, size))
+    monkeypatch.setattr(torch, "compile", lambda f: handed.append(f) or f)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
+    rows = torch_cuda.rows(minutes=5)
+    assert len(handed) == len(torch_cuda.POLICIES)
+    assert [row["policy"] for row in rows] == [spec for spec in torch_cuda.POLICIES for _ in range(2)]
+    assert all(row["status"].endswith(" tokens/s, peak 3.0 GiB") for row in rows)
+    assert all(row["tokens_per_second"] == pytest.approx(4 * 8 / row["step_seconds"]) for row in rows)
+
+
+@with_torch
+def test_the_gpus_part_speaks_the_benchs_language(monkeypatch):
+    """Its command line is read by the bench's own parser, and its rows written by the bench's own writer."""
+    from scripts.bench import cases
+    from scripts.benchmark.config import Bench
+    from scripts.benchmark.pool import Rows
+    from scripts.cli import parse
+    from scripts.compare import torch_cuda
+
+    def run(command, **_):
+        bench = parse(Bench, "bench", command[2:])
+        bench.check()
+        rows = Rows(bench.json, {})
+        speed = {"step_seconds": 0.5, "tokens_per_second": 32_768.0, "peak_bytes": 2**31}
+        for case, found in zip(cases(bench), ({"status": "ok", **speed}, {"status": "failed", "error": "no kernel"})):
+            rows.add({"key": case.key, "policy": case.policy, **found})
+
+    monkeypatch.setattr(torch_cuda.subprocess, "run", run)
+    ours = list(torch_cuda._jax(60))
+    assert [row["policy"] for row in ours] == list(torch_cuda.POLICIES)
+    assert [row["status"] for row in ours[:3]] == ["32,768 tokens/s, peak 2.0 GiB", "no kernel", "not run"]
+
+
+@with_torch
+def test_an_overhead_that_noise_hides_is_not_told_apart():
+    from scripts.compare.timing import Pairs, _row
+
+    quiet, slower = Pairs((1.0,) * 5, (1.2, 1.2, 1.3, 1.3, 1.2)), Pairs((2.0,) * 5, (3.0, 3.0, 3.1, 3.2, 3.0))
+    noisy = Pairs((1.0, 3.0, 1.0, 1.0, 2.0), (1.5, 3.0, 1.1, 4.0, 2.0))
+    assert _row(quiet, slower)["overhead"]["holds"]
+    assert _row(quiet, slower)["overhead"]["told_apart"]
+    assert not _row(slower, quiet)["overhead"]["holds"]
+    assert not _row(quiet, noisy)["overhead"]["told_apart"]
+
+
 def test_without_pytorch_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert compare_torch.main([]) == 2
