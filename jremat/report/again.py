@@ -9,6 +9,7 @@ from jax.extend import core
 from jremat.graph.flops import RECOMPUTE, REMAT_SCOPE, Flops, flops_of
 from jremat.graph.trace import MARK, inner_jaxprs, is_call, opened, scopes, user_line
 from jremat.policy.ops import tagged_name
+from jremat.report.parts import module_of
 from jremat.report.readers import MOVES
 
 _ENTERED = frozenset({"scan", "remat2", "checkpoint", "shard_map"})
@@ -45,8 +46,9 @@ class Again:
 def made_again(equations: list[Any]) -> Iterator[Again]:
     """The values that the equations of a backward pass make again.
 
-    Told are those with a name, and those that the derivative reads; the cost of a step on the way to them is counted to
-    the first that needs it, so that the costs of all sum to the recompute of the whole.
+    Told are those with a name, those that the derivative reads, and matmuls of another module than the value without a
+    name that needs them; the cost of a step on the way to them is counted to the first that needs it, so that the costs
+    of all sum to the recompute of the whole.
     """
     yield from _level(equations, (), scope="", times=1, again=False)
 
@@ -94,6 +96,7 @@ def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[
                 names.setdefault(value, tag)
     fetched = _fetched(steps, made, same)
     told = {same.get(var, var) for var in read} | set(names)
+    maker = {var: eqn for eqn in steps for var in eqn.outvars}
     cost: dict[Any, Flops] = {}
     owner: dict[Any, Any] = {}  # a value on the way -> the first told value that needs it
     order: list[tuple[Any, Any]] = []
@@ -104,7 +107,11 @@ def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[
         mine = mine if mine is not None else next((owner[var] for var in eqn.outvars if var in owner), None)
         if mine is None:
             continue  # needed by a tag that nobody reads
-        cost[mine] = cost.get(mine, Flops()) + flops_of(eqn, RECOMPUTE) * times
+        spent = flops_of(eqn, RECOMPUTE) * times
+        if mine not in eqn.outvars and spent.recompute and _is_anothers(eqn, mine, names, maker):
+            mine = eqn.outvars[0]
+            told.add(mine)
+        cost[mine] = cost.get(mine, Flops()) + spent
         order += [(eqn, var) for var in eqn.outvars if var in told]
         for var in eqn.invars:
             if not isinstance(var, core.Literal) and same.get(var, var) in made:
@@ -116,6 +123,11 @@ def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[
         twins[like] = twins.get(like, -1) + 1
         flops = cost.get(var, Flops())
         yield Again(names.get(var), var.aval, times, name, line, around, flops, var in fetched, twins[like])
+
+
+def _is_anothers(eqn: Any, owner: Any, names: Mapping[Any, str], maker: Mapping[Any, Any]) -> bool:
+    """Whether a matmul on the way belongs to another module than the value that needs it, which has no name."""
+    return owner not in names and module_of(scopes(eqn)) != module_of(scopes(maker[owner]))
 
 
 def _fetched(steps: list[Any], made: set[Any], same: Mapping[Any, Any]) -> set[Any]:

@@ -46,7 +46,7 @@ def part_of(tag: str | None, scope: str, source: str) -> str:
         if found and not (found == "layer inputs" and text == function):  # a block as a plain function
             return found
     plain = function if function.strip("_<>") not in ("", "lambda", "call", "module") else ""
-    return (scopes[-1] if scopes else plain) or "function"
+    return (class_of(scopes[-1]) if scopes else plain) or "function"
 
 
 def steps(scope: str) -> list[str]:
@@ -59,9 +59,18 @@ def steps(scope: str) -> list[str]:
     for step in re.sub(r"\b(?:transpose|jvp|vmap|jit|checkpoint)\(|\)", "", scope).split("/"):
         name = step.rpartition(".")[2].strip("_")
         ours = name in _OURS or name.startswith("jremat_") or LAYERS.fullmatch(name) or _TURN.fullmatch(name)
-        if name and not ours and "->" not in name and not name.startswith("<") and found[-1:] != [name]:
+        if name and not ours and "->" not in step and not name.startswith("<") and found[-1:] != [name]:
             found.append(name)
     return found
+
+
+def class_of(module: str) -> str:
+    """A Flax module's class, its number and what remat puts before it left out.
+
+    >>> class_of("CheckpointEncoder_2"), class_of("mlp_up")
+    ('Encoder', 'mlp_up')
+    """
+    return re.sub(r"^(?:Checkpoint|Remat)(?=[A-Z])|_\d+$", "", module)
 
 
 def module_of(scope: str) -> str:

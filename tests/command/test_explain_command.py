@@ -37,6 +37,7 @@ def breaks():
 
 number = 3
 """
+RAISES = 1 + next(k for k, line in enumerate(MODULE.splitlines()) if "raise" in line)
 SHAPES = ("--args", "f32[8,4]", "f32[4,16]", "f32[16,4]")
 
 
@@ -121,7 +122,7 @@ REFUSED = {
     "something else returned": (("explain", "mine_for_explain:nothing"), "to return (f, args)"),
     "an error of its own": (
         ("explain", "mine_for_explain:breaks"),
-        "RuntimeError: no data, mine_for_explain.py:25 (breaks)",
+        f"no data, mine_for_explain.py:{RAISES} (breaks)",
     ),
     "shapes that don't fit": (("explain", "mine_for_explain:layer", "--args", "f32[3,3]", "f32[8,4]"), "TypeError"),
     "unknown policy": (("explain", "mine_for_explain:handed", "--policy", "fulll"), "did you mean 'full'?"),
