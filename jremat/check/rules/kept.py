@@ -63,6 +63,8 @@ def _all(counted: Flops) -> int:
 
 
 def _masks(subject: Subject) -> Iterator[Finding]:
+    if not any(eqn.primitive.name in _BITS for eqn, _, _ in equations(subject.jaxpr)):
+        return
     inside = {line for site in subject.sites for _, _, line in equations(site.body)}
     seen = set()
     for jaxpr, repeats in _with_repeats(subject.pullback):

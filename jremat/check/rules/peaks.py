@@ -8,7 +8,7 @@ from jax.extend import core
 
 from jremat.check.finding import Finding, Rule
 from jremat.check.sites import equations, is_loop, is_remat
-from jremat.check.subject import Subject
+from jremat.check.subject import Subject, of_site
 from jremat.graph.flops import REMAT_SCOPE
 from jremat.graph.peak import Moment
 from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, loop_parts, opened, scopes, user_line
@@ -121,13 +121,15 @@ def _rises(subject: Subject) -> Iterator[Finding]:
     if not (subject.sites or subject.bare) or not (subject.is_loss or subject.bare):
         return
     bare = subject.bare or subject.without(subject.sites)
-    if subject.rows.total_bytes >= bare.rows.total_bytes:
+    saved = bare.rows.total_bytes - subject.rows.total_bytes
+    needed = max((of_site(site).peak.temp_bytes for site in subject.sites), default=0)
+    if saved <= 0 or (subject.sites and needed <= saved):  # what one rerun holds at a time is less than what is saved
         return
     if subject.peak.temp_bytes > _BETWEEN_PROGRAMS * bare.peak.temp_bytes:
         first = subject.sites[0].source if subject.sites else ""
         yield Finding(
             rule=PEAK_RISES.slug,
-            message=f"keeps {bare.rows.total_bytes - subject.rows.total_bytes:,} bytes less, but its reruns need more "
+            message=f"keeps {saved:,} bytes less, but its reruns need more "
             "than that while they run: the peak is higher than without remat",
             place=first,
             cure="keep what is small and dear to make again (a reduction's result, a decision, a kernel's output) by "
