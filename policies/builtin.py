@@ -105,8 +105,8 @@ ENTRIES = (
         "the block's input; in host memory what dots_saveable keeps",
         "norms, activations, softmax; a fused attention",
         cost_of(_DOTS, fused=_PROJECTIONS, on_host=_DOTS),
-        "save_on_cpu(pin_memory=True) over a SAC list mm, addmm, bmm, convolution",
-        "torch/autograd/graph.py, save_on_cpu",
+        "no peer in eager PyTorch: save_on_cpu around a SAC list doesn't see what the list keeps",
+        "torch/autograd/graph.py, save_on_cpu, beside torch/utils/checkpoint.py, whose own hooks stand inside it",
     ),
     _entry(
         "offload_dots_with_no_batch_dims",

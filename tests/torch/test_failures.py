@@ -11,9 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import jremat
+import policies
 from jremat.policy import FULL, NONE, tag
 from models.layers import dropout
 from scripts.compare.torch_kept import kept
@@ -145,3 +147,35 @@ def test_an_impure_function_passes_in_silence_there_and_is_traced_once_here():
     calls.clear()
     slope = jax.grad(lambda x: jremat.checkpoint(lambda x: impure(x, jnp.sin), FULL)(x))(1.0)
     assert (len(calls), float(slope)) == (1, pytest.approx(math.cos(1.0), abs=1e-6))
+
+
+def test_what_a_sac_list_keeps_stays_on_the_device_under_save_on_cpu_there_and_moves_here():
+    """The checkpoint's hooks stand inside the outer ones, and the list's cache is behind both."""
+    matmul = torch.ops.aten.mm.default
+    contexts = lambda: create_selective_checkpoint_contexts([matmul])
+    wide = np.random.default_rng(2).standard_normal((8, 24)).astype(np.float32)
+    weight, x = torch.tensor(wide).requires_grad_(), torch.tensor(X).requires_grad_()
+    block = lambda x: torch.sin(torch.sin(x @ weight))
+    moved, runs = [], []
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            runs.append(func is matmul)
+            return func(*args, **(kwargs or {}))
+
+    def to_host(t):
+        moved.append(tuple(t.shape))
+        return t.cpu()
+
+    with torch.autograd.graph.saved_tensors_hooks(to_host, lambda t: t):
+        out = checkpoint(block, x, use_reentrant=False, context_fn=contexts).sum()
+    with Counted():
+        out.backward()
+    assert sum(runs) == 2  # the matmul's two gradients: its own output was kept
+    assert (4, 24) not in moved
+
+    def ours(x, w):
+        return jnp.sin(jnp.sin(x @ w)).sum()
+
+    found = jremat.residuals(ours, X, wide, policy=policies.get("offload_dots"))
+    assert (found.host_bytes, found.device_bytes) == (4 * 24 * 4, 0)
