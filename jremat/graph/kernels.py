@@ -100,7 +100,7 @@ def _read_bytes(value: Value, depth: int = 6) -> int:
 
 def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
     """Whether a kernel can make ``value`` itself while it reads it."""
-    if user.name in FUSIBLE or user.name in LAYOUT or user.name in REDUCTIONS or user.name in ("write to a stack", "relaid"):
+    if user.name in FUSIBLE | LAYOUT | REDUCTIONS or user.name in ("write to a stack", "relaid"):
         return True
     if user.name in IN_PLACE:
         return value is not user.inputs[0]

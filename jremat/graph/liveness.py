@@ -81,9 +81,11 @@ class _Heap:
             taken: set[Value] = set()
             if kernel.op.name != "optimization_barrier":
                 for k, value in enumerate(kernel.writes):
-                    alive += self._allocate(value, kernel.shares[k], k in kernel.op.in_place, taken, t, step, found.lives)
+                    place = kernel.shares[k], k in kernel.op.in_place
+                    alive += self._allocate(value, place, taken, t, step, found.lives)
             for inner in kernel.op.inner:
-                within = _Heap(inner, self.order, False, self.depth + 1).run()
+                # a branch's results are its caller's, a loop's take the place of what it carries
+                within = _Heap(inner, self.order, not inner.carried, self.depth + 1).run()
                 offset = len(found.alive)
                 found.alive += [alive + n for n in within.alive]
                 found.ops += [(kernel.op, *ops) for ops in within.ops]
@@ -105,9 +107,16 @@ class _Heap:
         return found
 
     def _allocate(
-        self, value: Value, candidates: tuple[Value, ...], in_place: bool, taken: set[Value], t: int, step: int, lives: list[Life]
+        self,
+        value: Value,
+        place: tuple[tuple[Value, ...], bool],
+        taken: set[Value],
+        t: int,
+        step: int,
+        lives: list[Life],
     ) -> int:
         """A buffer for a value: one that dies here, or a new one. Returns the bytes that are new."""
+        candidates, in_place = place
         for candidate in map(root, candidates):
             life = self.buffers.get(candidate)
             fits = life is not None and (not candidate.held or in_place or self.place.get(value) is candidate)

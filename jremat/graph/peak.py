@@ -277,9 +277,19 @@ def _kind(life: Life, op: Op | None, scope: str, found: Run) -> str:
         return "recomputed"
     if op is not None and op.name == "convert_element_type" and _from_argument(life.value):
         return "weights cast"
+    if life.depth == 0 and phases[1] != "update" and op is not None and _after_layers(life, found):
+        return "logits and loss"
     if "transpose(" in scope:
         return "gradient"
     return "kept activation" if phases[1] != "forward" and "jvp(" in scope else "activation"
+
+
+def _after_layers(life: Life, found: Run) -> bool:
+    """Whether a value outside of loops was made by a matmul, or from one's result, between the forward's loop and the
+    backward's."""
+    op = life.values[-1].maker
+    matmul = op is not None and "dot_general" in (op.name, *(v.maker.name for v in op.inputs if v.maker is not None))
+    return matmul and any(len(ops) > 1 for ops in found.ops[: life.born]) and "jvp(" in found.ops[life.born][-1].scope
 
 
 def _from_argument(value: Value) -> bool:

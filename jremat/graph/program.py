@@ -94,8 +94,8 @@ class _Reader:
             if tag is not None:
                 inputs[0].tag = inputs[0].tag or tag
                 env[eqn.outvars[0]] = inputs[0]
-            elif _passes_on(name, eqn) or (name == "transpose" and inputs[0].layout in ("turned", "mixed", "settled")):
-                env[eqn.outvars[0]] = inputs[0]  # turned back, a turned value is as a matmul made it
+            elif _passes_on(name, eqn) or (name == "transpose" and _turned_back(eqn, inputs[0])):
+                env[eqn.outvars[0]] = inputs[0]
             elif name in self.rules.entered:
                 self._enter(eqn, inputs, env)
             else:
@@ -105,6 +105,7 @@ class _Reader:
         """Inputs in a layout that the operation can read: a copy stands before it where XLA can't do without."""
         name = eqn.primitive.name
         if name == "dot_general":
+            inputs = [_untransposed(v) for v in inputs]
             return [self._copy(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
         layouts = {v.layout for v in inputs}
         if name in FUSIBLE and "matmul" in layouts and layouts & self.rules.unlike_matmuls:
@@ -244,6 +245,26 @@ def _is_constant(value: Value) -> bool:
 def _only_starts(value: Value) -> bool:
     """Whether loops start from a value and nothing else reads it: XLA then makes it where the loop starts."""
     return bool(value.users) and all(user.name in ("scan", "while") for user in value.users)
+
+
+def _turned_back(eqn: Any, value: Value) -> bool:
+    """Whether a transpose moves nothing: of a turned value, or of a matmul that can read its operands swapped."""
+    if value.layout in ("turned", "mixed", "settled"):
+        return True
+    maker = value.maker
+    if maker is None or maker.name != "dot_general":
+        return False
+    (contracted, _), (batch, _) = maker.eqn.params["dimension_numbers"]
+    free = len(maker.eqn.invars[0].aval.shape) - len(contracted) - len(batch)
+    rank = len(eqn.invars[0].aval.shape)
+    return not batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
+
+
+def _untransposed(value: Value) -> Value:
+    """A matrix as it lies in memory: a matmul reads its rows as columns just as well."""
+    maker = value.maker
+    matrix = sum(n != 1 for n in value.aval.shape) <= 2
+    return maker.inputs[0] if maker is not None and maker.name == "transpose" and matrix else value
 
 
 def _turns(stack: Value, one: Value) -> bool:

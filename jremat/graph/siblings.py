@@ -2,7 +2,8 @@
 
 Memory feels it: their results are alive together, and none of them is made before all of their inputs are.
 
-Source: XLA's multi-output fusion for GPUs (gpu/transforms/multi_output_fusion.cc): from the last array read to the first.
+Source: XLA's multi-output fusion for GPUs (gpu/transforms/multi_output_fusion.cc), from the last array read to the
+first.
 """
 
 import math
@@ -74,7 +75,7 @@ def _needs(kernel: Kernel, other: Kernel, makers: dict[Value, Kernel]) -> bool:
 
 
 def _joined(a: Kernel, b: Kernel) -> Kernel:
-    """Both as one. What both read can't be written over: XLA gives an operand's place to the only result that reads it."""
+    """Both as one. What both read can't be written over: XLA gives a place only to the one result that reads it."""
     reads = tuple(dict.fromkeys((*a.reads, *b.reads)))
     own = tuple(tuple(v for v in taken if v not in b.reads) for taken in a.shares)
     others = tuple(tuple(v for v in taken if v not in a.reads) for taken in b.shares)
