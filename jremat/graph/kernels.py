@@ -110,21 +110,24 @@ def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
 def _kernel(op: Op) -> Kernel:
     """A kernel with all that is fused into it."""
     reads: dict[Value, bool] = {}  # and whether each is read element by element
-    waiting = [(value, True) for value in reversed(op.inputs)]
-    if op.name in REDUCTIONS or op.name in LAYOUT:
-        waiting = [(value, False) for value in reversed(op.inputs)]
+    moves = op.name in REDUCTIONS or op.name in LAYOUT
+    turned = bool(op.outputs) and op.outputs[0].layout in ("turned", "mixed", "settled")
+    # each with whether it is read element by element, and whether it was turned on the way
+    waiting = [(value, not moves, False) for value in reversed(op.inputs)]
     seen: set[Value] = set()
     while waiting:
-        value, aligned = waiting.pop()
+        value, aligned, crossed = waiting.pop()
         maker = value.maker
         if maker is not None and maker.fused:
             if value in seen:
                 continue
             seen.add(value)
-            aligned = aligned and (maker.name not in LAYOUT or turns_matmul(maker))
-            waiting += [(v, aligned) for v in reversed(maker.inputs)]
+            turns = turns_matmul(maker)
+            aligned = aligned and (maker.name not in LAYOUT or turns)
+            waiting += [(v, aligned, crossed or turns) for v in reversed(maker.inputs)]
         elif maker is not None or value.held:
-            reads[value] = reads.get(value, True) and aligned
+            across = turned and value.layout == "matmul" and not crossed
+            reads[value] = reads.get(value, True) and aligned and not across
     shares = []
     for k, made in enumerate(op.outputs):
         if op.in_place:

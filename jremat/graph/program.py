@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.kernels import alive, kernels_of, scattered
@@ -94,6 +95,8 @@ class _Reader:
             if tag is not None:
                 inputs[0].tag = inputs[0].tag or tag
                 env[eqn.outvars[0]] = inputs[0]
+            elif name == "convert_element_type" and _widened_back(eqn, inputs[0]):
+                env[eqn.outvars[0]] = inputs[0].maker.inputs[0]
             elif _passes_on(name, eqn) or (name == "transpose" and _turned_back(eqn, inputs[0])):
                 env[eqn.outvars[0]] = inputs[0]
             elif name in self.rules.entered:
@@ -245,6 +248,16 @@ def _is_constant(value: Value) -> bool:
 def _only_starts(value: Value) -> bool:
     """Whether loops start from a value and nothing else reads it: XLA then makes it where the loop starts."""
     return bool(value.users) and all(user.name in ("scan", "while") for user in value.users)
+
+
+def _widened_back(eqn: Any, value: Value) -> bool:
+    """Whether a value was narrowed only to be widened again: XLA then computes with the wide one."""
+    maker = value.maker
+    if maker is None or maker.name != "convert_element_type" or not eqn.outvars[0].aval.shape:
+        return False
+    wide, narrow = maker.inputs[0].aval.dtype, value.aval.dtype
+    real = jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(narrow, jnp.floating)
+    return real and wide == eqn.outvars[0].aval.dtype and wide.itemsize > narrow.itemsize
 
 
 def _turned_back(eqn: Any, value: Value) -> bool:
