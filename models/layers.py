@@ -103,7 +103,7 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """GELU in its tanh form, as GPT-2's. Keeps x.
+    """GELU in its tanh form, as GPT-2's; keeps x.
 
     Args:
         x: any shape.
@@ -140,7 +140,7 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 @jax.custom_vjp
 def silu(x: jax.Array) -> jax.Array:
-    """``x * sigmoid(x)``. Keeps x.
+    """``x * sigmoid(x)``; keeps x.
 
     Args:
         x: any shape.
@@ -175,7 +175,7 @@ silu.defvjp(_silu_forward, _silu_backward)
 
 @jax.custom_vjp
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """``silu(gate) * up``. Keeps gate and up; the SiLU is made again.
+    """``silu(gate) * up``; keeps gate and up, the SiLU is made again.
 
     Args:
         gate, up: one shape.

@@ -58,6 +58,7 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros_like(self.scale)) if with_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] to the same."""
         scale = self.scale.to(x.dtype)
         if self.config.norm == "rmsnorm":
             return F.rms_norm(x, scale.shape, scale, self.config.norm_eps)
@@ -69,6 +70,7 @@ class Projection(nn.Linear):
     """A linear layer whose parameters are cast to the dtype of x."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """[…, inputs] to […, outputs]."""
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
@@ -95,7 +97,8 @@ class Block(nn.Module):
         self.mlp_out = make(c.mlp_hidden, c.hidden, c.bias)
 
     def forward(self, x: Tensor, shared: Shared, *, tag: Tag = untagged, region: Region = as_it_is) -> Tensor:
-        """
+        """One layer on the residual stream.
+
         Args:
             x: [b, s, h].
             shared: what every layer reads.

@@ -202,6 +202,7 @@ class Transformer(nn.Module):
     stack: Callable[[Callable[[Params, Carry], Carry], Params, Carry], Carry] | None = None
 
     def setup(self) -> None:
+        """Declare the parameters and the block, which is scanned later."""
         c = self.config
         table = lambda name, rows: self.param(name, nn.initializers.normal(_INIT_STD), (rows, c.hidden), c.param_dtype)
         self.token_embedding = table("token_embedding", c.vocab_size)

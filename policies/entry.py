@@ -76,6 +76,11 @@ class Entry:
         source: the file or paper that it comes from.
         aliases: other specs for the same policy.
         aten: PyTorch's ops that a selective-checkpoint list with the same effect names; empty: no such list.
+
+    >>> from policies import table
+    >>> row = next(row for row in table() if row.spec == "full")
+    >>> row.kept, row.gpt.kept_bytes, row.is_form
+    ("the block's input", 'e*b*s*h', False)
     """
 
     spec: str

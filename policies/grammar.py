@@ -230,6 +230,12 @@ _UNITS = {
 def parse_bytes(text: str) -> int:
     """A size with its unit, in bytes.
 
+    Args:
+        text: a number and a unit, as ``60GiB``.
+
+    Returns:
+        Bytes, rounded down.
+
     Raises:
         ValueError: no number, or none of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
 

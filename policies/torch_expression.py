@@ -1,8 +1,8 @@
-"""How PyTorch says a policy, as data: the call that a PyTorch user writes, and what differs. Needs no PyTorch.
+"""How PyTorch says a policy, as data: the call that a PyTorch user writes, and what differs.
 
-PyTorch has four means: no checkpoint, ``checkpoint`` around a block or around several, ``checkpoint`` around a part of
-a block, and a selective checkpoint (SAC) that is asked about each aten op. A tensor has no name there; SAC speaks of it
-by the op that makes it and how often that op was called in the block.
+It needs no PyTorch, which has four means: no checkpoint, ``checkpoint`` around a block or around several,
+``checkpoint`` around a part of a block, and a selective checkpoint (SAC) that is asked about each aten op. A tensor has
+no name there; SAC speaks of it by the op that makes it and how often that op was called in the block.
 """
 
 from dataclasses import dataclass

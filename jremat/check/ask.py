@@ -23,7 +23,7 @@ def decision(policy: Any, eqn: Any) -> Decision:
 
 
 def decision_on(policy: Any, primitive: Any, avals: Iterable[Any], params: Mapping[str, Any]) -> Decision:
-    """What a policy says of an operation. None keeps nothing."""
+    """What a policy says of an operation; None keeps nothing."""
     if policy is None:
         return RECOMPUTE
     if isinstance(policy, Policy):

@@ -26,6 +26,9 @@ class Difference:
             is run; ``rerun``: remat's rerun makes another value than the first run; ``result`` or ``gradient``: with
             remat another than without; ``refused``: JAX has no gradient of it.
         relative: the largest difference over the largest magnitude; infinite where there is no number for it.
+
+    >>> print(Difference("up", (2, 3), "float32", "model.py:7 (mlp)", "rerun", 0.5))
+    up float32[2, 3] at model.py:7 (mlp) (rerun, by 5.0e-01)
     """
 
     name: str

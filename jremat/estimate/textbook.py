@@ -50,8 +50,19 @@ SWIGLU_LINES: Mapping[str, float] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The paper's symbols: s sequence, b micro-batch, h hidden, a heads, L layers, v vocabulary, t tensor-parallel
-    ways, p pipeline stages, m interleaved chunks a stage."""
+    """A model and its partition, by the paper's symbols.
+
+    Args:
+        s: sequence.
+        b: micro-batch.
+        h: hidden.
+        a: heads.
+        L: layers.
+        v: vocabulary.
+        t: tensor-parallel ways.
+        p: pipeline stages.
+        m: interleaved chunks a stage.
+    """
 
     s: int
     b: int
@@ -123,8 +134,10 @@ def layer_parts(shape: Shape) -> Mapping[str, int]:
 
 
 def extra_bytes(shape: Shape) -> Mapping[str, float]:
-    """What the first stage holds beside the layers: embedding dropout of p micro-batches; on a single stage the last
-    norm, the projection's input and the float32 logits.
+    """What the first stage holds beside the layers.
+
+    Embedding dropout of p micro-batches; on a single stage the last norm, the projection's input and the float32
+    logits too.
 
     Source: Korthikanti et al. 2022, section 4.3.
     """
@@ -197,8 +210,10 @@ def revolve_reach(slots: int, repeats: int) -> int:
 
 
 def every_k_lab(num_layers: int, every: int, layer_mb: float) -> tuple[float, float, int]:
-    """A teaching model: MB without remat, MB with every ``every``-th layer kept and one layer replayed at a time, and
-    layers replayed.
+    """A teaching model of every ``every``-th layer kept and one layer replayed at a time.
+
+    Returns:
+        MB without remat, MB with it, and layers replayed.
 
     >>> every_k_lab(32, 4, 180)
     (5760, 1620, 24)

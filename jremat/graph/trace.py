@@ -1,4 +1,4 @@
-"""A function as a graph. All that jremat needs of JAX's private modules stands here and nowhere else."""
+"""A function as a graph; all that jremat needs of JAX's private modules stands here and nowhere else."""
 
 import contextlib
 import functools
@@ -146,8 +146,10 @@ def opened(jaxpr: Any) -> Any:
 
 
 def trip_count(eqn: Any) -> int | None:
-    """How often a ``while`` runs, where its program says so: an integer that starts at a literal, goes up by one and is
-    compared with a literal; None for any other loop."""
+    """How often a ``while`` runs, where its program says so, else None.
+
+    It does where an integer starts at a literal, goes up by one and is compared with a literal.
+    """
     params = eqn.params
     cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
     tests = [e for e in cond.eqns if e.outvars[0] is cond.outvars[0]]

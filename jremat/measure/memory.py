@@ -40,6 +40,11 @@ class Memory:
         versions: of JAX and of what compiled.
         flags: that change what the compiler does.
         label: ``compiled for h200, not run``.
+
+    >>> import jax.numpy as jnp
+    >>> found = memory(jnp.sin, jax.ShapeDtypeStruct((1024,), jnp.float32), target="cpu")
+    >>> found.argument_bytes, found.total_peak_bytes == found.peak_bytes
+    (4096, True)
     """
 
     target: str
@@ -194,8 +199,16 @@ def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin
         margin: the share of the device's memory to leave free, 0 to 1: the allocator's fragmentation, collectives'
             and libraries' workspaces are in no compiler's figures.
 
+    Returns:
+        Whether it ``fits``, ``free_bytes`` under the limit, and the program's ``memory``.
+
     Raises:
         ValueError: the target's memory is unknown (``cpu``, an unknown GPU), or ``margin`` is out of range.
+
+    >>> fits(lambda x: x, 1.0, target="cpu")
+    Traceback (most recent call last):
+    ...
+    ValueError: target: cpu has no memory size to fit in; name a chip or a description's file
     """
     kind = _target(target)
     if not 0 <= margin < 1:

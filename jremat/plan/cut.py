@@ -1,4 +1,4 @@
-"""Kept bytes at a price: a min-cut. It bounds every choice from below and gives the convex frontier.
+"""Kept bytes at a price: a min-cut, which bounds every choice from below and gives the convex frontier.
 
 With a price on bytes instead of a budget, the choice of one block is a minimum cut: for each node a vertex "run again"
 and a vertex "wanted", an edge to the sink that costs its time, an edge between the two that costs its bytes at the

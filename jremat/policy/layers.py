@@ -42,6 +42,13 @@ class LayerPlan:
 
     Only the last segment may be open (``repeats=None``). A plan is not a JAX policy: hand it to the stack.
 
+    Args:
+        segments: at least one.
+        label: the spec it came from; not compared.
+
+    Raises:
+        ValueError: no segment, or one that is open and not the last.
+
     >>> from jremat.policy.policy import FULL, NONE
     >>> plan = LayerPlan((Segment((FULL,), repeats=2), Segment((NONE,))), label="block:2")
     >>> [len(s.pattern) * s.repeats for s in plan.resolve(5)]
@@ -129,6 +136,9 @@ class Request:
         kind: ``sqrt``, ``auto``, ``budget`` or ``overhead``.
         amount: bytes for ``auto`` (None: the device's own memory, less a margin), a fraction for the other two.
         label: the spec it came from; not compared.
+
+    >>> Request("budget", 0.4, label="budget:0.4").spec
+    'budget:0.4'
     """
 
     kind: str

@@ -29,6 +29,9 @@ class Family:
             attention kernel written in plain JAX.
         batched: for ``dot_general`` alone: True takes those with batch dimensions, False those without, None both.
         kernels: for ``pallas_call`` alone: it matches where the kernel's name holds one of these words.
+
+    >>> Family("sine", "sines", primitives=("sin",)).matches("sin", {})
+    True
     """
 
     name: str

@@ -55,6 +55,15 @@ def write(path: str | Path, plan: Policy | LayerPlan, **for_readers: Any) -> Non
         path: of the file, overwritten.
         plan: to write.
         for_readers: JSON values to stand beside it: shapes, versions, predicted figures.
+
+    Raises:
+        OSError: the file can't be written.
+
+    >>> import policies, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(f"{folder}/plan.json", policies.get("save:up"))
+    ...     policies.get(f"plan:{folder}/plan.json") == policies.get("save:up")
+    True
     """
     body = {"policy": _plain(plan)} if isinstance(plan, Policy) else {"segments": [_segment(s) for s in plan.segments]}
     text = json.dumps({"format": FORMAT, **body, **for_readers}, indent=1)

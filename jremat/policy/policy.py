@@ -79,7 +79,7 @@ class Policy:
 
     @staticmethod
     def but(*names: str) -> "Policy":
-        """Recompute the values tagged ``names``; keep all else that the backward reads. Strict use only."""
+        """Recompute the values tagged ``names`` and keep all else that the backward reads; for strict use only."""
         return Policy(names=tuple((name, RECOMPUTE) for name in names), default=SAVE)
 
     # -- algebra -----------------------------------------------------------------------------------------------

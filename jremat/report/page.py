@@ -1,4 +1,4 @@
-"""An explanation as one page: tables, and a chart of what is alive at each moment. It needs no other file."""
+"""An explanation as one page: tables, and a chart of what is alive at each moment, in one file."""
 
 import itertools
 import json

@@ -1,0 +1,1 @@
+"""Make it happen: remat of functions, Linen and NNX modules, and stacks of layers."""

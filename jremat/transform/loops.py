@@ -58,6 +58,7 @@ class Repeat:
 
     @property
     def num_layers(self) -> int:
+        """Of all repeats."""
         return len(self.splits) * self.repeats
 
     @property
@@ -114,10 +115,12 @@ class Group:
 
     @property
     def size(self) -> int:
+        """Layers of one group."""
         return sum(loop.num_layers for loop in self.inside)
 
     @property
     def num_layers(self) -> int:
+        """Of all groups."""
         return self.size * self.repeats
 
     @property
@@ -165,6 +168,7 @@ class Scheduled:
 
     @property
     def num_layers(self) -> int:
+        """Of the schedule."""
         return len(self.tables.turns)
 
     @property

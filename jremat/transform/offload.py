@@ -36,8 +36,10 @@ def boundary_on_host(policy: Policy) -> bool:
 
 
 def inside_group(policy: Policy) -> Policy:
-    """What a group's replay keeps where the group's own input waits on the host: there and back within one replay
-    would be a detour, so a layer's input stays on the device."""
+    """What a group's replay keeps where the group's own input waits on the host.
+
+    There and back within one replay would be a detour, so a layer's input stays on the device.
+    """
     if not boundary_on_host(policy):
         return policy
     names = tuple((n, SAVE if n == BOUNDARY else d) for n, d in policy.names)

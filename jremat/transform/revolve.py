@@ -33,10 +33,10 @@ def binomial(num_layers: int, slots: int) -> Schedule:
 
 
 def binomial_steps(num_layers: int, slots: int) -> int:
-    """Fewest layers to advance, the forward sweep's L - 1 among them; the last layer's forward and each layer's own
-    rerun before its pullback not: r L - C(s + r, s + 1), r the least with C(s + r, s) >= L.
+    """Fewest layers to advance: r L - C(s + r, s + 1), r the least with C(s + r, s) >= L.
 
-    With one slot it is L (L - 1) / 2.
+    The forward sweep's L - 1 are among them; the last layer's forward and each layer's own rerun before its pullback
+    are not. With one slot it is L (L - 1) / 2.
 
     >>> binomial_steps(16, 1), binomial_steps(16, 3), binomial_steps(16, 16)
     (120, 33, 15)
@@ -116,8 +116,10 @@ def square_root(num_layers: int) -> Schedule:
 
 
 def multi_level(num_layers: int, period: int, slots: int) -> Schedule:
-    """Two levels: the input of every ``period``-th layer is held on the outer one, and between two of these the layers
-    are reversed in ``slots`` of the inner one, binomially.
+    """A schedule of two levels, periodic outside and binomial inside.
+
+    The input of every ``period``-th layer is held on the outer level, and between two of these the layers are reversed
+    in ``slots`` of the inner one.
 
     Args:
         num_layers: L.
