@@ -152,13 +152,14 @@ def origin_of(jaxpr: Any, var: Any) -> Origin:
         return Origin(var, var.aval, constant=True)
     name, k, line = eqn.primitive.name, eqn.outvars.index(var), user_line(eqn)
     if name == "reduce_precision" and _rounds_nothing(eqn) and not isinstance(eqn.invars[0], core.Literal):
-        return origin_of(jaxpr, eqn.invars[0])  # remat puts it on what it keeps; the value is the one before
+        made = origin_of(jaxpr, eqn.invars[0])  # remat puts it on what it keeps; the value is the one before
+        return replace(made, tag=made.tag or _tag_read(jaxpr, var))
     if name == "device_put" and _to_host(eqn, k) and not isinstance(eqn.invars[k], core.Literal):
         return replace(origin_of(jaxpr, eqn.invars[k]), key=var, decision=OFFLOAD)
     if name == "broadcast_in_dim" and _stacks_one(eqn) and not isinstance(eqn.invars[0], core.Literal):
         made = origin_of(jaxpr, eqn.invars[0])  # a layer that stands alone keeps what others stack
         made = made if made.eqn is not None else replace(made, eqn=eqn, source=line)
-        return replace(made, key=var, place=None, constant=False)
+        return replace(made, key=var, place=None, constant=False, trail=(eqn, *made.trail))
     tag = tagged_name(eqn.primitive, eqn.params)
     if tag is not None:
         given = eqn.invars[0]
