@@ -106,6 +106,13 @@ class Flops:
         """Matmul FLOPs that the program does, a fused kernel's own rerun included: what HFU counts."""
         return self.matmul.total
 
+    def __str__(self) -> str:
+        again = f"; {self.matmul.rerun:,} rerun inside kernels" if self.matmul.rerun else ""
+        return (
+            f"{self.model:,} model matmul FLOPs in {self.count.model:,} matmuls; "
+            f"{self.recompute:,} done again in {self.count.recompute:,}{again}; {self.other.total:,} other FLOPs"
+        )
+
 
 def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
     """What a gradient computation costs: FLOPs needed, done again by remat, and done in all.

@@ -72,6 +72,11 @@ class Memory:
         """Of all devices together."""
         return self.peak_bytes * self.num_devices
 
+    def __str__(self) -> str:
+        figures = {"peak": self.peak_bytes, "arguments": self.argument_bytes, "results": self.output_bytes}
+        figures |= {"temporaries": self.temp_bytes, "donated": -self.alias_bytes, "host": self.host_bytes}
+        return f"{self.label}: " + ", ".join(f"{name} {n:,} bytes" for name, n in figures.items() if n)
+
     def to_dict(self) -> dict[str, Any]:
         """Every figure by name, ready for JSON."""
         return dataclasses.asdict(self) | {"peak_bytes": self.peak_bytes, "total_peak_bytes": self.total_peak_bytes}
