@@ -1,5 +1,7 @@
 """Where a traced program has its remats: each with its body, its policy, and the loops and remats around it."""
 
+import collections.abc
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,7 +66,22 @@ class Site:
     def shape(self) -> tuple[Any, ...]:
         """What equal sites have in common."""
         steps = tuple((e.primitive.name, tuple(str(v.aval) for v in e.outvars)) for e in self.body.eqns)
-        return steps, self.prevent_cse, self.loops, tuple(site.shape for site in self.around), id(self.policy)
+        return steps, self.prevent_cse, self.loops, tuple(site.shape for site in self.around), _meaning(self.policy)
+
+
+def _meaning(policy: Any) -> Any:
+    """Equal for policies that are one function over equal data, as JAX's of equal names are."""
+    if not isinstance(policy, types.FunctionType):
+        return policy if isinstance(policy, collections.abc.Hashable) else id(policy)
+    return policy.__code__, tuple(_datum(cell.cell_contents) for cell in policy.__closure__ or ())
+
+
+def _datum(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if isinstance(value, types.FunctionType):
+        return _meaning(value)
+    return value if isinstance(value, str | int | float | type(None)) else id(value)
 
 
 def graph_of_jaxpr(jaxpr: Any) -> Graph:

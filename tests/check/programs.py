@@ -200,11 +200,11 @@ def dropped_out(inside):
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
-def carried(at_the_end):
+def carried(at_the_end=False, read_bare=False):
     def block(x, w):
-        x = x if at_the_end else tag(x, "carry")
-        out = x + jnp.sin(jnp.sin(x) @ w)
-        return tag(out, "carry") if at_the_end else out
+        named = x if at_the_end else tag(x, "carry")
+        out = named + jnp.sin(jnp.sin(x if read_bare else named) @ w)
+        return tag(out, "carry") if at_the_end else jnp.cos(named) + out
 
     policy = JAX.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
@@ -360,7 +360,7 @@ FAULTS: dict[str, list[Case]] = {
         Case(jax.checkpoint(mlp, policy=lambda prim, *_, **params: params.get("name") != "up"), (X, W)),
     ],
     "dropout-mask": [Case(dropped_out(inside=False), (X, W, KEY))],
-    "offload-carry": [Case(carried(at_the_end=True), (WS, X))],
+    "offload-carry": [Case(carried(at_the_end=True), (WS, X)), Case(carried(read_bare=True), (WS, X))],
     "side-effect": [Case(printing(inside=True), (X, W)), Case(refused, (X, W)), Case(counting_ref, (X, W))],
     "decision-rerun": [Case(routed(FULL), (X, W))],
     "group-size": [
@@ -393,7 +393,7 @@ CLEAN: dict[str, list[Case]] = {
     "flash-name-outside": [Case(jax.checkpoint(attending(flash(True)), policy=CONTEXT), (X, W))],
     "saves-nothing": [Case(whole_exp, (X, W)), Case(mlp, (X, W), {"policy": policies.get("but:up")})],
     "dropout-mask": [Case(dropped_out(inside=True), (X, W, KEY))],
-    "offload-carry": [Case(carried(at_the_end=False), (WS, X))],
+    "offload-carry": [Case(carried(), (WS, X))],
     "side-effect": [Case(printing(inside=False), (X, W))],
     "decision-rerun": [Case(routed(JAX.save_only_these_names("router")), (X, W))],
     "group-size": [

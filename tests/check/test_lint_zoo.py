@@ -14,6 +14,8 @@ import policies
 from jremat.policy import LayerPlan, Policy, Request, Segment
 from models import config as sizes
 from models.transformer import Transformer, block_apply, init_params
+from scripts.training.lint import findings
+from scripts.training.remat import remat
 from tests.models.families import GPT, LLAMA
 
 LAYERS = 12
@@ -80,11 +82,20 @@ def test_no_false_alarm_in_the_other_executor_or_on_a_block(spec):
 
 
 @pytest.mark.parametrize("stack", ["scan", "chain"])
-def test_thirty_two_layers_take_less_than_five_seconds(stack):
+def test_thirty_two_layers_take_less_than_five_seconds_of_one_core(stack):
     config = replace(sizes.get("llama-1b"), num_layers=32)
     params = shapes(config)
     model = model_under(config, "save_only_matmuls", stack)
     tokens = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
-    began = time.perf_counter()
+    began = time.process_time()
     assert jremat.lint(lambda params, t: models.mean_loss(model, params, t, t), params, tokens) == ()
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("spec, rules", [("dots_saveable", []), ("every_k:3", ["group-size"])])
+def test_training_says_what_the_lint_finds_and_nothing_else(spec, rules):
+    config = sizes.get("tiny")
+    model = remat(spec, "auto", config, 8, 128).model(config)
+    lines = findings(model, shapes(config), micro_batch=8, seq=128, seed=0)
+    assert [line.count("cure:") for line in lines] == [1] * len(rules)
+    assert all(f"[{rule}]" in line for rule, line in zip(rules, lines, strict=True))
