@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         present(chosen, against, flags.output)
     except ValueError as error:
         return fail(PROGRAM, error)
+    except BrokenPipeError:
+        raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
         return fail(PROGRAM, f"cannot write {error.filename}: {os.strerror(error.errno or 0)}")
     return 0
