@@ -65,6 +65,8 @@ def why_kept(origin: Origin, rules: Rules, scope: str, readers: Sequence[Reader]
     ruled = _rule(origin, policy) if policy is not None else None
     if ruled:
         return ruled
+    if rules.policy is None and (origin.mark or "").startswith(MARK):
+        return "kept by a policy in the function"
     plain = segment is None or (segment.group == 1 and segment.slots is None)
     if policy is not None and policy.keeps_everything and plain:
         return "no remat here"

@@ -83,6 +83,8 @@ def test_a_reason_for_each_rule():
     assert set(why("but:up").values()) == {"keeps all that it doesn't name"}
     assert set(why("none").values()) == {"no remat here"}
     assert {row.why for row in explain(mlp, *ARGS).of("kept")} == {"the backward pass reads it"}
+    inside = jremat.checkpoint(mlp, policies.get("save:up"))
+    assert [row.why for row in explain(inside, *ARGS).of("kept")] == ["kept by a policy in the function"]
 
 
 def test_a_planned_value_says_so():
