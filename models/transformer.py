@@ -244,7 +244,11 @@ class Transformer(nn.Module):
         return loss.linear_cross_entropy(self.hidden(tokens, key), self._head(), targets, chunk)
 
     def hidden(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """What the head reads: the stack's output, normed, [b, s, h]."""
+        """What the head reads: the stack's output, normed, [b, s, h].
+
+        Raises:
+            ValueError: more tokens than ``max_seq``.
+        """
         c, (_, s) = self.config, tokens.shape
         if s > c.max_seq:
             raise ValueError(f"tokens: expected at most max_seq={c.max_seq} positions, got {s}")

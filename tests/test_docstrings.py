@@ -82,6 +82,19 @@ def test_every_public_name_says_in_one_sentence_what_it_is(path):
     assert not {name: fault for name, fault in faults.items() if fault}
 
 
+def raises_unsaid(node: ast.AST) -> bool:
+    """Whether a function raises something of its own and its docstring doesn't say so."""
+    if not isinstance(node, ast.FunctionDef) or node.name == "main":  # which catches what it raises
+        return False
+    raised = any(isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call) for inner in ast.walk(node))
+    return raised and not re.search(r"\bRaises?\b|\w+Error\b", ast.get_docstring(node) or "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_raises_says_so(path):
+    assert not [name for name, node in public(ast.parse(path.read_text())) if raises_unsaid(node)]
+
+
 def face(name: str) -> Any:
     """What is exported under ``package.name``; of a package that can be called, what it calls."""
     package, _, own = name.partition(".")
@@ -169,6 +182,13 @@ def test_a_docstring_without_its_parts_is_found():
 @pytest.mark.parametrize("text", [None, "", "Half a", "One. And another.", "Ends\nlater."])
 def test_a_first_line_that_is_no_sentence_is_found(text):
     assert fault_of_summary(text)
+
+
+def test_an_error_that_no_docstring_speaks_of_is_found():
+    silent, said = ast.parse(
+        "def f(x):\n  'One.'\n  raise ValueError(x)\ndef g(x):\n  'One, or a ValueError.'\n  raise ValueError(x)"
+    ).body
+    assert raises_unsaid(silent) and not raises_unsaid(said)
 
 
 def test_hidden_names_are_left_alone():

@@ -59,6 +59,9 @@ def read(path: Path | str) -> tuple[TransformerConfig, tuple[str, ...]]:
 def from_huggingface(data: Mapping[str, Any]) -> tuple[TransformerConfig, tuple[str, ...]]:
     """The same from the file's content.
 
+    Raises:
+        ValueError: a family or a size that can't be read; the key is named.
+
     >>> config, said = from_huggingface({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12,
     ...                                  "n_positions": 1024, "vocab_size": 50257, "sparkle": 3})
     >>> config.num_params(), said

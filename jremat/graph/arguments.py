@@ -87,7 +87,11 @@ def is_array(leaf: Any) -> bool:
 
 
 def static_places(f: Callable[..., Any], args: Sequence[Any], names: str | Sequence[str]) -> set[int | str]:
-    """The positions and keywords that ``names`` fix in a call of ``f`` with ``args``."""
+    """The positions and keywords that ``names`` fix in a call of ``f`` with ``args``.
+
+    Raises:
+        ValueError: ``f`` has no such parameter, or none that Python knows.
+    """
     names = (names,) if isinstance(names, str) else tuple(names)
     if not names:
         return set()

@@ -107,7 +107,11 @@ def describe_local() -> str:
 
 
 def dumped_description(folder: Path) -> str:
-    """The description among the files that XLA dumped into ``folder``."""
+    """The description among the files that XLA dumped into ``folder``.
+
+    Raises:
+        ValueError: there is none.
+    """
     found = sorted(folder.glob("*gpu_target_config.pbtxt"))
     if not found:
         raise ValueError("describe_local: XLA dumped no description; is this an NVIDIA GPU?")

@@ -233,7 +233,11 @@ def measured(
     num_buffers: int,
     tags: Tags,
 ) -> tuple[Memory, jax.stages.Compiled]:
-    """Compile what was lowered for ``kind``, and read its memory; the program can be run where the device is here."""
+    """Compile what was lowered for ``kind``, and read its memory; the program can be run where the device is here.
+
+    Raises:
+        RuntimeError: this compiler gives no memory figures.
+    """
     with tempfile.TemporaryDirectory(prefix="jremat-") as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True} if num_buffers else {}
         start = time.perf_counter()

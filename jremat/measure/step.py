@@ -177,6 +177,12 @@ def throughput(
         peak: of one device: ``peak_of``.
         num_devices: that share the step.
 
+    Returns:
+        Tokens per second, MFU by both conventions, HFU.
+
+    Raises:
+        ValueError: more model FLOPs by half than in full.
+
     >>> found = throughput(Timing(9.0, (2.0,)), tokens=8, model_flops=60, model_flops_half=50, total_flops=80,
     ...                    peak=Peak(100.0, "a chip"))
     >>> found.tokens_per_second, found.mfu_full, found.mfu_half, found.hfu

@@ -149,6 +149,9 @@ class Policy:
     def rename(self, new_names: Mapping[str, str]) -> "Policy":
         """The same policy in another model's vocabulary.
 
+        Raises:
+            ValueError: a name that this policy doesn't have.
+
         >>> Policy.save("context").rename({"context": "attn_out"})
         policies.get('save:attn_out')
         """

@@ -29,6 +29,9 @@ def group_sizes(num_layers: int) -> tuple[int, ...]:
 
     A larger group of as many groups holds as many boundaries and replays more layers at once. There are about 2 √L.
 
+    Raises:
+        ValueError: no layers.
+
     >>> group_sizes(16)
     (1, 2, 3, 4, 6, 8, 16)
     """

@@ -57,6 +57,9 @@ def optimal(costs: Sequence[float], slots: int) -> Schedule:
         costs: of each layer's forward, any unit, none negative.
         slots: as of ``binomial``.
 
+    Raises:
+        ValueError: no layers, no slots, or a negative cost.
+
     >>> from jremat.transform.schedule import simulate
     >>> simulate(optimal([1, 1, 9, 1], 2), [1, 1, 9, 1]).forward_cost  # the dear layer is advanced once
     12.0
@@ -128,6 +131,9 @@ def multi_level(num_layers: int, period: int, slots: int) -> Schedule:
 
     Returns:
         A schedule whose slots 0 to ceil(L / period) - 1 are the outer level, the rest the inner one.
+
+    Raises:
+        ValueError: a number out of its range.
 
     >>> from jremat.transform.schedule import simulate
     >>> simulate(multi_level(16, 8, 2)).peak_slots
