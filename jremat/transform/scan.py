@@ -52,7 +52,11 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
 
 
 def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
-    """A plan, or one policy for all layers, as closed segments."""
+    """A plan, or one policy for all layers, as closed segments.
+
+    Raises:
+        ValueError: neither of them, or a plan for another number of layers.
+    """
     if isinstance(plan, Request):
         raise ValueError(
             f"plan: {plan.spec!r} needs shapes before it is a plan; call policies.get({plan.spec!r})"
