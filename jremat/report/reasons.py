@@ -7,7 +7,7 @@ from jremat.graph.residuals import Origin
 from jremat.graph.trace import MARK
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.policy.decision import RECOMPUTE
-from jremat.policy.ops import FAMILIES, tagged_name
+from jremat.policy.ops import Family, tagged_name
 from jremat.report.parts import layers_of
 from jremat.report.readers import Reader
 
@@ -107,11 +107,6 @@ def _rule(origin: Origin, policy: Policy) -> str | None:
     return "keeps all that it doesn't name" if ours and policy.default is not RECOMPUTE else None
 
 
-def _matches(origin: Origin, family: object) -> bool:
+def _matches(origin: Origin, family: Family) -> bool:
     eqn = origin.eqn
-    return tagged_name(eqn.primitive, eqn.params) is None and family.matches(eqn.primitive.name, eqn.params)  # type: ignore[attr-defined]
-
-
-def family_words() -> dict[str, str]:
-    """The meaning of every op family, for a legend."""
-    return {family.name: family.meaning for family in FAMILIES}
+    return tagged_name(eqn.primitive, eqn.params) is None and family.matches(eqn.primitive.name, eqn.params)
