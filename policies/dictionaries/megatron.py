@@ -43,7 +43,7 @@ DIFFERENCES = (
     (
         "`uniform N` keeps L/N inputs, and while a chunk is replayed N layers' activations beside them: a larger N "
         "soon needs more, not less (Megatron-LM issue 1226)",
-        "`every_k:N` is the same, so is its peak; `every_k:N,full` keeps the inputs in a replay alone, for two extra "
+        "`every_k:N` does the same, at the same peak; `every_k:N,full` keeps the inputs in a replay alone, for two extra "
         "forwards; `sqrt` looks for the N of the least peak",
     ),
     (
