@@ -66,8 +66,6 @@ def lint(
         distinct = dict.fromkeys(policy.policies(layers))
         found = [finding for one in distinct for finding in lint(f, *args, policy=one, **kwargs)]
         return tuple(dict.fromkeys([*found, *_of_stack(f, args, policy, layers)]))
-    if not (policy is None or callable(policy)):
-        raise ValueError(f"policy: expected a policy, e.g. policies.get('dots_saveable'), got {policy!r}")
     subject = subject_of(take_apart(under(f, policy, static_argnames), args, kwargs, static_argnames))
     subject.policy = policy
     if not active_places(subject.avals):
@@ -100,9 +98,15 @@ def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> l
 
 
 def under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable[..., Any]:
-    """``f`` under a policy of any kind; one of ours, leniently: what it would raise or warn of is a finding."""
+    """``f`` under a policy of any kind; one of ours, leniently: what it would raise or warn of is a finding.
+
+    Raises:
+        ValueError: no policy at all.
+    """
     if policy is None:
         return f
+    if not callable(policy):
+        raise ValueError(f"policy: expected a policy, e.g. policies.get('dots_saveable'), got {policy!r}")
     if not isinstance(policy, Policy):
         return jax.checkpoint(f, policy=policy)
     lenient = checkpoint(f, policy, strict=False, static_argnames=static_argnames)

@@ -13,6 +13,7 @@ from jremat.transform.checkpoint import checkpoint
 from jremat.transform.flat import check_lengths, writes_beside
 
 Block = Callable[..., Any]
+_NOTHING = jax.checkpoint_policies.nothing_saveable  # None would mean the same, and reads as if it meant no remat
 
 
 def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Callable[..., Any]:
@@ -141,15 +142,18 @@ def _segment(block: Block, segment: Segment, parameters: Any, carry: Any, shared
     whole, rest = divmod(length, group)
     written = []
 
+    def replay(own: Any, carry: Any) -> Any:
+        return _pattern(block, pattern, own, carry, shared)
+
     def one(carry: Any, own: Any) -> tuple[Any, Any]:
-        replayed = jax.checkpoint(lambda own, carry: _pattern(block, pattern, own, carry, shared), prevent_cse=False)
+        replayed = jax.checkpoint(replay, policy=_NOTHING, prevent_cse=False)
         return replayed(own, carry)
 
     if whole:
         carry, out = lax.scan(one, carry, _rows(parameters, whole, group))
         written.append(_flat_rows(out))
     if rest:
-        last = jax.checkpoint(lambda own, carry: _pattern(block, pattern, own, carry, shared))
+        last = jax.checkpoint(replay, policy=_NOTHING)
         carry, out = last(_slice(parameters, whole * group, length), carry)
         written.append(out)
     return carry, _joined(written)

@@ -194,5 +194,7 @@ def test_a_difference_within_the_tolerance_is_told_but_equal():
 def test_a_shape_without_values_can_not_be_replayed():
     with pytest.raises(ValueError, match="expected arrays with values, got a"):
         jremat.replay(jnp.sin, jax.ShapeDtypeStruct((2,), jnp.float32))
+    with pytest.raises(ValueError, match="policy: expected a policy"):
+        jremat.replay(jnp.sin, X, policy="full")
     with pytest.raises(ValueError, match="expected a floating-point array"):
         jremat.replay(lambda n: n + 1, jnp.arange(3))
