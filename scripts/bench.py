@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jremat.command.output import quiet_pipe
 from jremat.report import tables
 from scripts.benchmark import suite
 from scripts.benchmark.config import Bench, Case, cases
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = tables.console()
     try:
         _run(bench, chosen, rows, console)
+    except BrokenPipeError:
+        raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
         return fail(PROGRAM, error)
     except KeyboardInterrupt:
@@ -113,4 +116,7 @@ def _show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.exit(quiet_pipe())

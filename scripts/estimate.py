@@ -7,7 +7,6 @@ said in one line.
 """
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
+from jremat.command.output import quiet_pipe
 from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.estimate.hardware import CHIPS
@@ -155,6 +155,5 @@ def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except BrokenPipeError:  # whoever read the output has had enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except BrokenPipeError:
+        sys.exit(quiet_pipe())

@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jremat.command.output import quiet_pipe
 from scripts.cli import fail, parse
 from scripts.planning.config import Planning
 from scripts.startup import start_jax
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(flags)
     except ValueError as error:
         return fail(PROGRAM, error)
+    except BrokenPipeError:
+        raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
         return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
 
@@ -151,4 +154,7 @@ def _draw(answer: Any, folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.exit(quiet_pipe())
