@@ -146,7 +146,8 @@ def _segment(block: Block, segment: Segment, parameters: Any, carry: Any, shared
         return _pattern(block, pattern, own, carry, shared)
 
     def one(carry: Any, own: Any) -> tuple[Any, Any]:
-        replayed = jax.checkpoint(replay, policy=_NOTHING, prevent_cse=False)
+        # A loop of one turn is unrolled, and there XLA would merge the replay with the forward.
+        replayed = jax.checkpoint(replay, policy=_NOTHING, prevent_cse=whole == 1)
         return replayed(own, carry)
 
     if whole:
