@@ -38,7 +38,9 @@ class Remat:
         """The transformer under this policy."""
         if isinstance(self.plan, Policy):
             policy = self.plan
-            return Transformer(config, remat=lambda block: jremat.remat(block, policy))
+            # Inside a scan XLA can't merge the replay with the forward; a scan of one layer is unrolled.
+            alone = config.num_layers == 1
+            return Transformer(config, remat=lambda block: jremat.remat(block, policy, prevent_cse=alone))
         plan = self.plan
         return Transformer(
             config,

@@ -109,6 +109,17 @@ def test_model_flops_are_those_counted_on_the_program(name: str) -> None:
     assert counted.recompute == 0
 
 
+@pytest.mark.parametrize(("num_layers", "held"), [(3, False), (1, True)])
+def test_a_scans_replay_is_held_apart_only_where_it_is_unrolled(num_layers: int, held: bool) -> None:
+    config = replace(CONFIG, num_layers=num_layers, dropout=0.0)
+    model = remat("full", "scan", config, 2, 16).model(config)
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    batch = jax.ShapeDtypeStruct((2, 16), jnp.int32)
+    text = str(jax.make_jaxpr(jax.grad(lambda params, x: mean_loss(model, params, x, x)))(params, batch))
+    assert f"prevent_cse={held}" in text
+    assert f"prevent_cse={not held}" not in text
+
+
 def losses(spec: str, steps: int, stack: str = "auto", config=CONFIG, run: Run = RUN, options=QUICK) -> np.ndarray:
     """The loss of each step under a policy, float32 [steps]."""
     plan = remat(spec, stack, config, run.text.micro_batch, run.text.seq)
