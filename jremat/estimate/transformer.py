@@ -11,7 +11,7 @@ from jremat.estimate.ledger import MOMENTS, Ledger, Line, Moment, Part, summed
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.parameters import Parameters, parameters_of, spread
 from jremat.estimate.stack import Row, StackKept, matmul_flops, stack_kept
-from jremat.estimate.work import ASSUMPTIONS, head_work, layer_work, relaid
+from jremat.estimate.work import CALIBRATED_ON, Compiler, assumptions, compiler_for, head_work, layer_work, relaid
 from jremat.policy.decision import OFFLOAD
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.policy import Policy
@@ -41,6 +41,7 @@ def estimate(
     accumulate: int = 1,
     parallel: Parallel | None = None,
     stack: Literal["auto", "scan", "chain"] = "auto",
+    jax_version: str = CALIBRATED_ON,
 ) -> Ledger:
     """The memory of one training step, line by line.
 
@@ -60,6 +61,7 @@ def estimate(
         parallel: degrees of parallelism; None: one device.
         stack: ``auto`` takes a scan where one policy holds for all layers and the executor elsewhere, as training does;
             ``scan`` and ``chain`` insist.
+        jax_version: by whose compiler the peak is reckoned, e.g. ``0.12.0``; what is kept is the same.
 
     Returns:
         The ledger of the device where the peak is highest.
@@ -77,6 +79,7 @@ def estimate(
     """
     p = parallel or Parallel()
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
+    compiler = compiler_for(jax_version)
     p.check(config, batch, seq)
     if stack != "chain" and isinstance(policy, LayerPlan):
         policy = policy.uniform(config.num_layers // p.chunks) or policy  # a plan of one policy needs no executor
@@ -87,7 +90,7 @@ def estimate(
         sizes[symbol] = sum(part.count for part in parameters_of(config) if part.place in places)
     if chunk is not None:
         sizes["c"] = min(chunk, seq)
-    run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain)
+    run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain, compiler)
     if chain and stack == "scan":
         raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
     kept = stack_kept(config, policy, config.num_layers // p.chunks, sizes, chain=chain)
@@ -96,7 +99,7 @@ def estimate(
         Ledger(
             run.lines(kept, stage),
             tuple((name, sizes[name]) for name in sizes if name != "1"),
-            (*_assumed(config, p, chain), *ASSUMPTIONS),
+            (*_assumed(config, p, chain), *assumptions(compiler)),
             p.devices,
             stage,
             kept.recomputed_flops * p.chunks,
@@ -122,6 +125,7 @@ class _Run:
     master_weights: bool
     accumulate: int
     chain: bool
+    compiler: Compiler
 
     def lines(self, kept: StackKept, stage: int) -> tuple[Line, ...]:
         first, last = stage == 0, stage == self.parallel.pipeline - 1
@@ -181,7 +185,8 @@ class _Run:
 
     def _work(self, kept: StackKept) -> Iterable[Line]:
         block = block_of(self.config, chain=self.chain)
-        for name, row, alive in (*layer_work(self.config, block, kept.recomputed), *relaid(self.config, kept.rows)):
+        work = layer_work(self.config, block, kept.recomputed, self.compiler)
+        for name, row, alive in (*work, *relaid(self.config, kept.rows)):
             yield self._row("layer", name, row, alive)
         if self.parallel.zero >= 3:
             layer = -(-self.config.block_params() // self.parallel.tensor) * item_bytes("param", self.config)

@@ -6,6 +6,7 @@ from. Calibrated on compiled H200 programs of jax 0.10.2 (XLA's own remat pass o
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from jremat.estimate.block import INPUT, Block, Tensor
 from jremat.estimate.config import TransformerConfig
@@ -18,21 +19,66 @@ ASSUMPTIONS = (
     "one layer is under work at a time; in the MLP's backward pass all that was made again is alive, in attention's "
     "the attention's half of it",
     "materialised scores that are kept are laid out anew once between forward and backward",
-    "calibrated on programs compiled for an H200 by jax 0.10.2; fragmentation and collectives are left out",
 )
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What differs between the compilers of two versions of JAX.
+
+    Args:
+        jax: the version that it was read from.
+        wide_score_gradients: materialised probabilities' gradients are laid out anew in float32 before the softmax's
+            backward pass reads them, also where every query head has keys of its own.
+    """
+
+    jax: str
+    wide_score_gradients: bool
+
+
+COMPILERS = ((0, 12), Compiler("0.12.0.1", True)), ((0, 0), Compiler("0.10.2", False))
+"""By the first version of JAX that each stands for, newest first."""
+
+CALIBRATED_ON = "0.10.2"
+"""The version that is taken where none is named."""
+
+
+def compiler_for(jax_version: str) -> Compiler:
+    """The compiler of a version of JAX, or of the nearest older one that was read.
+
+    Raises:
+        ValueError: what isn't a version.
+
+    >>> compiler_for("0.12.3").jax, compiler_for("0.11.0").jax
+    ('0.12.0.1', '0.10.2')
+    """
+    parts = jax_version.split(".")[:2] if isinstance(jax_version, str) else []
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"jax_version: expected a version such as '0.10.2', got {jax_version!r}")
+    return next(compiler for first, compiler in COMPILERS if first <= tuple(map(int, parts)))
+
+
+def assumptions(compiler: Compiler) -> tuple[str, ...]:
+    """What the compiled part of the peak rests on."""
+    said = (
+        f"calibrated on programs compiled for an H200 by jax {compiler.jax}; fragmentation and collectives are left out"
+    )
+    return (*ASSUMPTIONS, said)
+
 
 _STREAM, _WIDE, _HEADS = ("b", "s", "h"), ("b", "s", "f"), ("b", "s", "n", "d")
 _SCORES = ("b", "m", "g", "s", "s")
 Work = Iterable[tuple[str, Row, tuple[Moment, ...]]]
 
 
-def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Tensor]) -> Work:
+def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Tensor], compiler: Compiler) -> Work:
     """What one layer's backward pass holds: what it makes again and reads, and its own gradients.
 
     Args:
         config: kinds of attention and MLP.
         block: the layer's tensors.
         recomputed: those of them that are made again.
+        compiler: whose program it is.
     """
     order = list(block.tensors)
     middle = order.index("middle")
@@ -52,6 +98,8 @@ def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Ten
         # In float32 the one takes the other's place.
         arrays = 1 if config.compute_dtype == "float32" else 2
         yield "gradients of scores and probabilities", Row("", _SCORES, "compute", arrays), ("attention",)
+        if compiler.wide_score_gradients and config.group == 1 and config.compute_dtype != "float32":
+            yield "gradients of probabilities, laid out anew", Row("", _SCORES, "float32", 1), ("attention",)
         if config.group > 1 and scores_again:
             # Grouped queries keep XLA from fusing the softmax: masked scores twice in float32 and the mask stand
             # beside the probabilities; with the two above, 11 bytes a score in bfloat16.

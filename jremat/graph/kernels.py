@@ -5,6 +5,8 @@ kernels that read it, unless it is read where fusion can't reach, or making it s
 writing it once. The rules are those of XLA's fusion for GPUs, as far as memory feels them; each names its reason.
 """
 
+import math
+
 from jremat.graph.operations import Kernel, Op, Value
 from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, REDUCTIONS, Rules
 from jremat.graph.siblings import merged
@@ -78,6 +80,26 @@ def _fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
         return False
     moved = sum(_read_bytes(v) for v in op.inputs)
     return (len(readers) - 1) * moved <= (len(readers) + 1) * value.nbytes
+
+
+def split_sum(op: Op, rules: Rules) -> tuple[int, bool]:
+    """Into how many parts XLA splits a matmul along what it sums over, and whether that doesn't divide.
+
+    A matmul whose result has too few tiles to keep the GPU busy is split until it has enough.
+    """
+    (contracted, other), (batch, _) = op.eqn.params["dimension_numbers"]
+    left, right = (v.aval.shape for v in op.eqn.invars)
+    summed = math.prod(left[axis] for axis in contracted)
+    batches = math.prod(left[axis] for axis in batch)
+    rows = math.prod(left) // max(summed * batches, 1)
+    columns = math.prod(right) // max(math.prod(right[axis] for axis in other) * batches, 1)
+    height, width = rules.tile
+    tiles = batches * -(-rows // height) * -(-columns // width)
+    if not tiles or summed < rules.least_summed:
+        return 1, False
+    wanted = -(-rules.busy_tiles // tiles)
+    parts = 1 << (min(wanted, summed // rules.least_part).bit_length() - 1)
+    return parts, summed % parts != 0
 
 
 def turns_matmul(op: Op) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend import core
 
-from jremat.graph.kernels import alive, kernels_of, scattered
+from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
 from jremat.graph.trace import aval_bytes, inner_jaxprs, loop_parts, opened
@@ -154,9 +154,27 @@ class _Reader:
                 op.in_place = {0: 0}
             jaxprs = inner_jaxprs(eqn) if name not in self.rules.opaque else []
             op.inner = tuple(self.computation(opened(j)) for j, _ in jaxprs)
-            made = op.outputs
+            made = [self._whole(op)] if name == "dot_general" else op.outputs
         for var, value in zip(eqn.outvars, made):
             env[var] = value
+
+    def _whole(self, op: Op) -> Value:
+        """A matmul's result; of one that is split along what it sums over, the sum of its parts."""
+        made = op.outputs[0]
+        parts, uneven = split_sum(op, self.rules)
+        if parts == 1:
+            return made
+        if uneven:  # then both operands are padded first
+            for k, value in enumerate(op.inputs):
+                value.users.remove(op)
+                op.inputs[k] = self._copy(value, op.eqn, op.call)
+                op.inputs[k].users.append(op)
+            self.ops.remove(op)
+            self.ops.append(op)
+        made.nbytes = parts * math.prod(made.aval.shape) * 4  # in float32
+        whole = self._op("sum of parts", op.eqn, op.call, [made], [made.aval]).outputs[0]
+        whole.layout = made.layout
+        return whole
 
     def _scan(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
         consts, carry = loop_parts(eqn)

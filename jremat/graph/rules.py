@@ -28,7 +28,17 @@ LAYOUT = frozenset(
 """Fused, but its elements are not where its input's are."""
 
 FUSIBLE = frozenset(POINTWISE.primitives) | {
-    *("convert_element_type", "integer_pow", "square", "rsqrt", "log_softmax", "copysign", "erf", "is_finite"),
+    *(
+        "sum of parts",
+        "convert_element_type",
+        "integer_pow",
+        "square",
+        "rsqrt",
+        "log_softmax",
+        "copysign",
+        "erf",
+        "is_finite",
+    ),
     *("random_bits", "threefry2x32", "random_fold_in", "random_seed", "random_split", "reduce_precision"),
 }
 """Done element by element inside whatever reads it."""
@@ -57,6 +67,10 @@ class Rules:
         cheap_bytes: an array of at most this size is made again whatever it costs.
         unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by
             element.
+        tile: rows and columns of a matmul's result that one block of threads makes.
+        busy_tiles: how many tiles keep an H200 busy: two for each of its 132 multiprocessors.
+        least_summed: the shortest sum of a matmul that is split.
+        least_part: and the shortest part that it is split into.
     """
 
     jax: str
@@ -67,6 +81,10 @@ class Rules:
     opaque: frozenset[str] = frozenset({"pallas_call", "reduce", "scatter-add", "scatter", "sort", "reduce_window"})
     cheap_bytes: int = 1 << 20
     unlike_matmuls: frozenset[str] = frozenset({"mixed"})
+    tile: tuple[int, int] = (64, 128)
+    busy_tiles: int = 264
+    least_summed: int = 1024
+    least_part: int = 128
 
 
 CALIBRATED = {"0.10": Rules("0.10.2"), "0.12": Rules("0.12.0.1", unlike_matmuls=frozenset({"mixed", "turned"}))}

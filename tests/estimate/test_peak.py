@@ -38,6 +38,17 @@ def test_cases_that_no_rule_was_read_from_are_met_as_well(errors):
     assert len(held_out) > 40 and statistics.median(held_out) < 0.02
 
 
+def test_the_newest_compilers_peaks_are_met_to_ten_percent(benchmark):
+    newest = "0.12.0.1"
+    found = json.loads(benchmark.results(newest).read_text())
+    errors = {
+        case.key: benchmark.ours(case, newest) / found[case.key]["peak_bytes"] - 1
+        for case in benchmark.cases()
+        if case.key in found
+    }
+    assert len(errors) >= 16 and {key: error for key, error in errors.items() if abs(error) > 0.10} == {}
+
+
 def test_the_peak_rests_on_all_parts(benchmark, errors):
     """State alone, or state and what is kept, would miss by far more."""
     found = json.loads(benchmark.results(benchmark.CALIBRATED).read_text())
