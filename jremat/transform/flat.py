@@ -88,7 +88,7 @@ def writes_beside(block: Callable[..., Any], parameters: Any, carry: Any, shared
     False
     """
     _, _, out = _traced(block, parameters, carry, shared)
-    own = jax.tree.structure(carry)
+    own: Any = jax.tree.structure(carry)
     if jax.tree.structure(out) == own or not (isinstance(out, tuple) and len(out) == 2):
         return False
     if jax.tree.structure(out[0]) != own:

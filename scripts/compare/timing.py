@@ -53,8 +53,8 @@ def timed(session: Session, cases: Sequence[Case], rounds: int) -> dict[str, dic
     first round warms up and isn't counted.
     """
     config = session.size.config
-    bare = session.jax_step("none"), partial(torch_side.step, session.twin, torch_side.one_by_one)
-    steps = {
+    bare: tuple[Step, Step] = session.jax_step("none"), partial(torch_side.step, session.twin, torch_side.one_by_one)
+    steps: dict[str, tuple[Step, Step]] = {
         case.line: (session.jax_step(case.spec), partial(torch_side.step, session.twin, case.run_of(config)))
         for case in cases
     }
