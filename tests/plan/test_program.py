@@ -63,6 +63,19 @@ def one_block_policies():
     return [found[spec] for spec in sorted(found)]
 
 
+def half_a_kernel(case_, block, outcome):
+    """FLOPs that JAX 0.12 doesn't run again where of a fused kernel's results the log-sum-exp alone is wanted: it looks
+    into the loop and drops the context's matmuls. 0.10 runs the kernel whole, and so the planner charges it."""
+    kept = {block.problem.nodes[place].name for place in outcome.held}
+    if jax.__version_info__ < (0, 12) or case_.config.attention != "blockwise":
+        return 0
+    return (
+        2 * case_.batch * case_.seq**2 * case_.config.hidden
+        if {"attn_fused", "attn_lse"} & kept == {"attn_fused"}
+        else 0
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_and_matmuls_of_the_zoos_policies_are_jaxs(name):
     block, f, args = planned(name), zoo(name).function(), zoo(name).args()
@@ -76,7 +89,8 @@ def test_bytes_and_matmuls_of_the_zoos_policies_are_jaxs(name):
             continue
         kept = jremat.residuals(f, *args, policy=policy)
         assert (outcome.total_bytes, outcome.host_bytes) == (kept.total_bytes, kept.host_bytes), policy
-        assert outcome.recompute_flops == jremat.flops(gradient(f, policy), *args).recompute, policy
+        counted = jremat.flops(gradient(f, policy), *args).recompute
+        assert outcome.recompute_flops == counted + half_a_kernel(zoo(name), block, outcome), policy
         seen += 1
     assert seen > 15
 
