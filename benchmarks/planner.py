@@ -55,7 +55,8 @@ def main(minutes: float = 1e6, most: int = 7, first: int = len(MODELS), means: i
     print("# The planner\n\n    python benchmarks/planner.py > benchmarks/planner.md\n")
     print(
         f"jax {jax.__version__}. Whole training steps, AdamW, state donated, float32 parameters, bfloat16 compute, no "
-        "dropout; compiled for h200, not run, XLA's own remat pass off. Seconds of recompute are modelled."
+        "dropout; compiled for h200, not run, XLA's own remat pass off. Seconds of recompute are modelled. "
+        f"{peaks.num_compiled} programs are compiled so far; what has no row wasn't."
     )
     note = "Processor milliseconds, so that a busy machine doesn't lengthen them."
     head = ("problem", "nodes", "marks", "one budget, median ms", "40 budgets, s", "convex frontier, s", "must be")

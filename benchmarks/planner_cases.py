@@ -149,6 +149,11 @@ class Peaks:
         find = lambda f, *a: memory(f, *a, target=TARGET, compiler_options=options, num_buffers=0).peak_bytes
         return self._row(model, plan, "compiled", find)
 
+    @property
+    def num_compiled(self) -> int:
+        """Programs in the file."""
+        return sum("compiled" in row for rows in self.rows.values() for row in rows.values())
+
     def known(self, model: Model, plan: Policy | LayerPlan) -> int | None:
         """What was compiled, if it was."""
         return self.rows.get(model.title, {}).get(program_key(model, plan), {}).get("compiled")
