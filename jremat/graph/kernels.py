@@ -153,7 +153,7 @@ def _kernel(op: Op) -> Kernel:
     shares = []
     for k, made in enumerate(op.outputs):
         if op.in_place:
-            taken = (op.inputs[op.in_place[k]],) if k in op.in_place else ()
+            taken: tuple[Value, ...] = (op.inputs[op.in_place[k]],) if k in op.in_place else ()
         elif op.name in FUSIBLE:
             taken = tuple(v for v, aligned in reads.items() if aligned and v.nbytes == made.nbytes)
         else:

@@ -33,6 +33,7 @@ class _Reader:
         sliced: Sequence[bool] = (),
         carried: Sequence[int | None] = (),
         sunk: Collection[int] = (),
+        length: int = 1,
     ) -> Computation:
         """Read one computation.
 
@@ -41,6 +42,7 @@ class _Reader:
             sliced: which inputs are slices of stacks that the caller holds.
             carried: for a loop's body, the place of each carried output among the inputs; None: written to a stack.
             sunk: inputs that are constants, made inside.
+            length: how often a loop's body runs, so how many slices a stack has.
         """
         outer, self.ops, self.made = (self.ops, self.made), [], {}
         env: dict[Any, Value] = {}
@@ -61,7 +63,8 @@ class _Reader:
         outputs = [self._value(v, env) for v in jaxpr.outvars]
         for k, place in enumerate(carried):
             if place is None:
-                outputs[k] = self._op("write to a stack", None, None, [outputs[k]], []).inputs[0]
+                write = self._op("write to a stack", None, None, [outputs[k]], [])
+                outputs[k], write.defines = write.inputs[0], length * outputs[k].nbytes
         result = self._op(
             "result", None, None, [v for k, v in enumerate(outputs) if not carried or carried[k] is not None], []
         )
@@ -73,7 +76,7 @@ class _Reader:
 
     def _value(self, v: Any, env: dict[Any, Value]) -> Value:
         if isinstance(v, core.Literal):
-            return Value(v.aval, aval_bytes(v.aval), held=not v.aval.shape)
+            return Value(v.aval, aval_bytes(v.aval), held=not getattr(v.aval, "shape", ()))
         return env[v]
 
     def _op(self, name: str, eqn: Any, call: Any, inputs: list[Value], avals: Iterable[Any]) -> Op:
@@ -96,6 +99,7 @@ class _Reader:
                 inputs[0].tag = inputs[0].tag or tag
                 env[eqn.outvars[0]] = inputs[0]
             elif name == "convert_element_type" and _widened_back(eqn, inputs[0]):
+                assert inputs[0].maker is not None, "what was narrowed before was made"
                 env[eqn.outvars[0]] = inputs[0].maker.inputs[0]
             elif _passes_on(name, eqn) or (name == "transpose" and _turned_back(eqn, inputs[0])):
                 env[eqn.outvars[0]] = inputs[0]
@@ -177,14 +181,14 @@ class _Reader:
         return whole
 
     def _scan(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
-        consts, carry = loop_parts(eqn)
+        (consts, carry), length = loop_parts(eqn), eqn.params["length"]
         body = opened(eqn.params["jaxpr"])
         sliced = [k >= consts + carry for k in range(len(body.invars))]
         carried = [consts + k if k < carry else None for k in range(len(body.outvars))]
-        inner = self.computation(body, sliced, carried)
+        inner = self.computation(body, sliced, carried, length=length)
         sunk = {k for k in range(consts) if _is_constant(inputs[k]) and _only_starts(inner.inputs[k])}
         if sunk:
-            inner = self.computation(body, sliced, carried, sunk)
+            inner = self.computation(body, sliced, carried, sunk, length)
         inputs = [
             self._relaid(v, eqn, call) if cut and (v.layout in ("turned", "mixed") or _turns(v, slice_)) else v
             for cut, v, slice_ in zip(sliced, inputs, inner.inputs)

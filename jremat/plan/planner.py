@@ -1,7 +1,7 @@
 """Bytes in, the fastest plan that fits out, with its proof."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -96,16 +96,20 @@ def plan(
     chosen = _objective(objective, cost, kind)
     wanted = _Wanted(f, args, num_layers, step)
     stack = _stack(wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep, names_only)
-    choices = stack.choices(also, host_bytes, groups=num_layers is not None and not names_only)
     also = tuple(also)
+    choices = stack.choices(also, host_bytes, groups=num_layers is not None and not names_only)
     # On several devices everything is cut; what is gathered from them is in the compiler's correction.
     traced = predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices)
     confirm = lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes
-    found = search(choices, int(memory_bytes * (1 - margin)), traced, confirm if compiles else None, max(compiles, 1))
+    limit = int(memory_bytes * (1 - margin))
+    found = search(choices, limit, traced, confirm if compiles else None, max(compiles, 1))
+    allowed = [choice for choice in _understood(also, stack) if choice.host_bytes <= host_bytes]
+    answer = _or_named(_answer(found, choices), allowed, limit, traced, confirm if compiles else None)
     base = _base_seconds(wanted, stack, kind) if chosen == "seconds" else None
-    beside = _beside(also, stack, traced)
-    result = _result(found, choices, beside, stack, wanted, kind, memory_bytes, margin, chosen, base)
-    if not found.fits:
+    frontier = _frontier(choices, peaks_between(choices, found.predicted))
+    beside = tuple(_point(choice, traced(choice.plan)) for choice in _understood(also, stack))
+    result = _result(answer, frontier, beside, stack, wanted, kind, memory_bytes, margin, chosen, base)
+    if not answer.fits:
         raise DoesNotFit(_why_not(result), result)
     return result
 
@@ -214,15 +218,51 @@ def _base_seconds(wanted: _Wanted, stack: Stack, kind: Target) -> float | None:
     return max(0.0, whole - stack.choice(FULL).recompute_seconds / kind.num_devices)
 
 
-def _beside(also: Iterable[Policy | LayerPlan], stack: Stack, traced: PeakOf) -> tuple[Point, ...]:
-    """The policies that the block understands, each with its own peak."""
-    points = []
+@dataclass(frozen=True)
+class _Answer:
+    """The choice that was made, with its peaks."""
+
+    choice: Choice
+    predicted_peak_bytes: int
+    peak_bytes: int | None
+    compiles: int
+    fits: bool
+
+
+def _answer(found: Found, choices: Sequence[Choice]) -> _Answer:
+    predicted = found.predicted.get(found.place, peaks_between(choices, found.predicted)[found.place])
+    peak = found.compiled.get(found.place)
+    return _Answer(choices[found.place], predicted, peak, len(found.compiled), found.fits)
+
+
+def _or_named(
+    answer: _Answer, named: Iterable[Choice], limit_bytes: int, predict: PeakOf, confirm: PeakOf | None
+) -> _Answer:
+    """The answer, or a named policy that is faster and fits: the planner's own may miss the memory by a hair."""
+    for choice in sorted(named, key=lambda choice: choice.recompute_seconds):
+        if answer.fits and choice.recompute_seconds >= answer.choice.recompute_seconds:
+            break
+        predicted = predict(choice.plan)
+        if predicted > limit_bytes * (_NEAR if confirm else 1):
+            continue
+        peak = confirm(choice.plan) if confirm else None
+        answer = replace(answer, compiles=answer.compiles + (confirm is not None))
+        if peak is None or peak <= limit_bytes:
+            return _Answer(choice, predicted, peak, answer.compiles, True)
+    return answer
+
+
+_NEAR = 1.05
+"""A named policy predicted to be so little above the limit is compiled: predictions err by up to 5% under the aim."""
+
+
+def _understood(also: Iterable[Policy | LayerPlan], stack: Stack) -> Iterator[Choice]:
+    """The policies that the block understands, with their costs."""
     for plan in also:
         try:
-            points.append(_point(stack.choice(plan), traced(plan)))
+            yield stack.choice(plan)
         except ValueError:  # a name that this model hasn't
             continue
-    return tuple(points)
 
 
 def _frontier(choices: tuple[Choice, ...], peaks: tuple[int, ...]) -> tuple[Point, ...]:
@@ -239,8 +279,8 @@ def _point(choice: Choice, peak_bytes: int) -> Point:
 
 
 def _result(
-    found: Found,
-    choices: tuple[Choice, ...],
+    answer: _Answer,
+    frontier: tuple[Point, ...],
     beside: tuple[Point, ...],
     stack: Stack,
     wanted: _Wanted,
@@ -250,12 +290,12 @@ def _result(
     objective: Objective,
     base: float | None,
 ) -> Plan:
-    choice, peaks = choices[found.place], peaks_between(choices, found.predicted)
+    choice = answer.choice
     seconds = choice.recompute_seconds / kind.num_devices
     return Plan(
         policy=choice.plan,
-        peak_bytes=found.compiled.get(found.place),
-        predicted_peak_bytes=found.predicted.get(found.place, peaks[found.place]),
+        peak_bytes=answer.peak_bytes,
+        predicted_peak_bytes=answer.predicted_peak_bytes,
         hbm_bytes=memory_bytes,
         margin=margin,
         host_bytes=choice.host_bytes // kind.num_devices,
@@ -266,9 +306,9 @@ def _result(
         forward_flops=stack.block.forward_flops * stack.num_layers,
         objective=objective,
         kept=_kept(choice.plan, stack),
-        frontier=_frontier(choices, peaks),
+        frontier=frontier,
         beside=beside,
-        compiles=len(found.compiled),
+        compiles=answer.compiles,
         target=kind.label,
         versions=versions(kind),
         shapes=tuple(

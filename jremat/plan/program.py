@@ -62,9 +62,11 @@ class Block:
 
     def _by_name(self, outcome: Outcome) -> Policy | None:
         held = [self.problem.nodes[place] for place in outcome.held]
-        kept = {node.name for node in held if node.mark in outcome.kept}
-        moved = {node.name for node in held if node.mark in outcome.offloaded}
-        if None in kept | moved or kept & moved:
+        if not all(node.name for node in held):
+            return None
+        kept = {str(node.name) for node in held if node.mark in outcome.kept}
+        moved = {str(node.name) for node in held if node.mark in outcome.offloaded}
+        if kept & moved:
             return None
         policy = Policy.save(*sorted(kept)) if kept else FULL
         policy = policy | Policy.offload(*sorted(moved)) if moved else policy

@@ -43,8 +43,8 @@ DIFFERENCES = (
     (
         "`uniform N` keeps L/N inputs, and while a chunk is replayed N layers' activations beside them: a larger N "
         "soon needs more, not less (Megatron-LM issue 1226)",
-        "`every_k:N` does the same, at the same peak; `every_k:N,full` keeps the inputs in a replay alone, for two extra "
-        "forwards; `sqrt` looks for the N of the least peak",
+        "`every_k:N` does the same, at the same peak; `every_k:N,full` keeps the inputs in a replay alone, for two "
+        "extra forwards; `sqrt` looks for the N of the least peak",
     ),
     (
         "`block N` means the first N layers of each pipeline stage",

@@ -224,7 +224,9 @@ def test_a_search_ends_with_the_fastest_that_fits_after_two_compiles(seed, shift
     fitting = [k for k, plan in enumerate(plans) if true[plan] <= limit]
     assert found.fits == bool(fitting)
     if fitting:
-        assert found.place == fitting[0] and len(found.compiled) <= 2
+        # After a compile that came out too large the next one aims half a percent lower.
+        assert not [k for k in fitting if k < found.place and true[plans[k]] <= 0.995 * limit]
+        assert len(found.compiled) <= 2
         assert len(found.predicted) <= 5, "a line between two traced choices finds the third"
 
 
