@@ -23,7 +23,7 @@ from jremat.measure import target as find_target
 from jremat.measure.memory import versions
 from jremat.plan.planner import cost_of
 from jremat.plan.program import read_block
-from jremat.plan.search import Found, search
+from jremat.plan.search import Answer, Found, answered, or_named, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy
 from jremat.transform import chain
@@ -261,7 +261,7 @@ class Duel:
         named: least time of the named policies at no more peak and no more host bytes.
         planned: the planner's, infinite where it found nothing that fits.
         means: what the planner was allowed: 2 compiles, 6, or the named policies beside its own choices.
-        found: what the search came to.
+        answer: what it came to.
     """
 
     rival: Rival
@@ -269,12 +269,7 @@ class Duel:
     named: float
     planned: float
     means: str
-    found: Found
-
-    @property
-    def peak_bytes(self) -> int:
-        """Compiled, of the plan."""
-        return self.found.compiled[self.found.place]
+    answer: Answer
 
     @property
     def no_worse(self) -> bool:
@@ -320,19 +315,25 @@ def _duel(
 ) -> Duel:
     stack, host = model.stack(objective), rival.figures.host_bytes
     least = min(r.time for p, r in named if p <= limit and r.figures.host_bytes <= host)
+    choices = stack.choices(host_bytes=host)
     for means in allowed:
-        also = [r.plan for _, r in named] if means == MEANS[2] else []
-        choices = stack.choices(also, host)
-        answer = searched(model, choices, limit, peaks, 2 if means == MEANS[0] else 6)
-        time_ = _time(choices[answer.place], objective) if answer.fits else np.inf
+        answer = answered(searched(model, choices, limit, peaks, 2 if means == MEANS[0] else 6), choices)
+        if means == MEANS[2]:
+            others = [r.figures for _, r in named if r.figures.host_bytes <= host]
+            answer = or_named(answer, others, limit, *looked_up(model, peaks))
+        time_ = _time(answer.choice, objective) if answer.fits else np.inf
         if time_ <= least * (1 + 1e-9):
             break
     return Duel(rival, limit, least, time_, means, answer)
 
 
 def searched(model: Model, choices: tuple[Choice, ...], limit: int, peaks: Peaks, compiles: int = 2) -> Found:
-    traced, compiled = (lambda plan, look=look: look(model, plan) for look in (peaks.traced, peaks.compiled))
-    return search(choices, limit, traced, compiled, compiles)
+    return search(choices, limit, *looked_up(model, peaks), compiles)
+
+
+def looked_up(model: Model, peaks: Peaks) -> tuple[Callable[..., int], Callable[..., int]]:
+    """A model's traced and compiled peaks by plan."""
+    return lambda plan: peaks.traced(model, plan), lambda plan: peaks.compiled(model, plan)
 
 
 SHARES = 0.1, 0.6

@@ -1,7 +1,7 @@
 """Bytes in, the fastest plan that fits out, with its proof."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from jremat.measure.memory import versions
 from jremat.plan.program import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
-from jremat.plan.search import Found, PeakOf, peaks_between, search
+from jremat.plan.search import Answer, PeakOf, answered, or_named, peaks_between, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, LayerPlan, Policy
 from jremat.transform.chain import stack as run_stack
@@ -104,7 +104,7 @@ def plan(
     limit = int(memory_bytes * (1 - margin))
     found = search(choices, limit, traced, confirm if compiles else None, max(compiles, 1))
     allowed = [choice for choice in _understood(also, stack) if choice.host_bytes <= host_bytes]
-    answer = _or_named(_answer(found, choices), allowed, limit, traced, confirm if compiles else None)
+    answer = or_named(answered(found, choices), allowed, limit, traced, confirm if compiles else None)
     base = _base_seconds(wanted, stack, kind) if chosen == "seconds" else None
     frontier = _frontier(choices, peaks_between(choices, found.predicted))
     beside = tuple(_point(choice, traced(choice.plan)) for choice in _understood(also, stack))
@@ -218,44 +218,6 @@ def _base_seconds(wanted: _Wanted, stack: Stack, kind: Target) -> float | None:
     return max(0.0, whole - stack.choice(FULL).recompute_seconds / kind.num_devices)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """The choice that was made, with its peaks."""
-
-    choice: Choice
-    predicted_peak_bytes: int
-    peak_bytes: int | None
-    compiles: int
-    fits: bool
-
-
-def _answer(found: Found, choices: Sequence[Choice]) -> _Answer:
-    predicted = found.predicted.get(found.place, peaks_between(choices, found.predicted)[found.place])
-    peak = found.compiled.get(found.place)
-    return _Answer(choices[found.place], predicted, peak, len(found.compiled), found.fits)
-
-
-def _or_named(
-    answer: _Answer, named: Iterable[Choice], limit_bytes: int, predict: PeakOf, confirm: PeakOf | None
-) -> _Answer:
-    """The answer, or a named policy that is faster and fits: the planner's own may miss the memory by a hair."""
-    for choice in sorted(named, key=lambda choice: choice.recompute_seconds):
-        if answer.fits and choice.recompute_seconds >= answer.choice.recompute_seconds:
-            break
-        predicted = predict(choice.plan)
-        if predicted > limit_bytes * (_NEAR if confirm else 1):
-            continue
-        peak = confirm(choice.plan) if confirm else None
-        answer = replace(answer, compiles=answer.compiles + (confirm is not None))
-        if peak is None or peak <= limit_bytes:
-            return _Answer(choice, predicted, peak, answer.compiles, True)
-    return answer
-
-
-_NEAR = 1.05
-"""A named policy predicted to be so little above the limit is compiled: predictions err by up to 5% under the aim."""
-
-
 def _understood(also: Iterable[Policy | LayerPlan], stack: Stack) -> Iterator[Choice]:
     """The policies that the block understands, with their costs."""
     for plan in also:
@@ -279,7 +241,7 @@ def _point(choice: Choice, peak_bytes: int) -> Point:
 
 
 def _result(
-    answer: _Answer,
+    answer: Answer,
     frontier: tuple[Point, ...],
     beside: tuple[Point, ...],
     stack: Stack,

@@ -1,7 +1,7 @@
 """The fastest choice that fits: predicted first, then shown by the compiler."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -127,3 +127,61 @@ def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tu
     kept = [choice.kept_bytes for choice in choices]
     line = np.interp(kept, [kept[k] for k in places], [predicted[k] for k in places])
     return tuple(predicted.get(k, int(peak)) for k, peak in enumerate(line))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The choice that was made, with its peaks.
+
+    Args:
+        choice: the fastest that fits, or, where none does, the one compiled to least.
+        predicted_peak_bytes: before anything was compiled.
+        peak_bytes: compiled; None where nothing was.
+        compiles: how many it took.
+        fits: whether it does.
+    """
+
+    choice: Choice
+    predicted_peak_bytes: int
+    peak_bytes: int | None
+    compiles: int
+    fits: bool
+
+
+def answered(found: Found, choices: Sequence[Choice]) -> Answer:
+    """What a search found, as an answer."""
+    predicted = found.predicted.get(found.place, peaks_between(choices, found.predicted)[found.place])
+    peak = found.compiled.get(found.place)
+    return Answer(choices[found.place], predicted, peak, len(found.compiled), found.fits)
+
+
+def or_named(
+    answer: Answer, named: Iterable[Choice], limit_bytes: int, predict: PeakOf, confirm: PeakOf | None
+) -> Answer:
+    """The answer, or a named policy that is faster and fits: the planner's own may miss the memory by a hair.
+
+    Args:
+        answer: of the search.
+        named: what the policies cost.
+        limit_bytes, predict, confirm: as of ``search``.
+
+    >>> from jremat.policy import FULL, NONE
+    >>> own, full = Choice(NONE, 0, 0, 9.0, 0), Choice(FULL, 0, 0, 7.0, 0)
+    >>> or_named(Answer(own, 90, 90, 2, True), [full], 100, lambda plan: 99, lambda plan: 100).choice.plan
+    policies.get('full')
+    """
+    for choice in sorted(named, key=lambda choice: choice.recompute_seconds):
+        if answer.fits and choice.recompute_seconds >= answer.choice.recompute_seconds:
+            break
+        predicted = predict(choice.plan)
+        if predicted > limit_bytes * (_HAIR if confirm else 1):
+            continue
+        peak = confirm(choice.plan) if confirm else None
+        answer = replace(answer, compiles=answer.compiles + (confirm is not None))
+        if peak is None or peak <= limit_bytes:
+            return Answer(choice, predicted, peak, answer.compiles, True)
+    return answer
+
+
+_HAIR = 1.05
+"""A named policy predicted to be so little above the limit is compiled."""
