@@ -119,9 +119,12 @@ def _grouped(block: Block, segment: Segment, length: int, sizes: Mapping[str, in
     inside = [_repeated(block, pattern, n, sizes, chain=True) for n in ([segment.group] if whole else [rest])]
     groups = whole + bool(rest)
     rows = [replace(row, copies=groups, decision=OFFLOAD if host and row.axes else SAVE) for row in CARRY]
-    forward = length * matmul_flops(block.tensors.values(), sizes)
+    # A group's replay runs all of its layers but the last whole; of that one, what makes the values that it keeps.
+    ends = [min((g + 1) * segment.group, length) - 1 for g in range(groups)]
+    replay = (length - groups) * matmul_flops(block.tensors.values(), sizes)
+    replay += sum(matmul_flops(_remade(block, pattern[end % len(pattern)]), sizes) for end in ends)
     again = _repeated(block, pattern, length, sizes, chain=True).recomputed_flops
-    return StackKept(tuple(rows), inside[0].rows, inside[0].recomputed, forward + again)
+    return StackKept(tuple(rows), inside[0].rows, inside[0].recomputed, replay + again)
 
 
 def _scheduled(
@@ -134,11 +137,24 @@ def _scheduled(
     schedule = tables(binomial(length, segment.slots or 1))
     rows = [replace(row, copies=schedule.registers) for row in CARRY]
     one = _repeated(block, segment.pattern[:1], 1, sizes, chain=True)
-    runs = len(schedule.replay) + length
-    flops = runs * matmul_flops(block.tensors.values(), sizes) + length * one.recomputed_flops
+    # Each step of the replay is a whole layer; then every layer is run for the values that it keeps, and taken back.
+    turn = matmul_flops(_remade(block, segment.pattern[0]), sizes) + one.recomputed_flops
+    flops = len(schedule.replay) * matmul_flops(block.tensors.values(), sizes) + length * turn
     again = everything(config, chain=True)
     tensors = tuple(t for t, _ in again.tensors)  # all that a layer reads
     return StackKept(tuple(rows), (), tensors, flops)
+
+
+def _remade(block: Block, policy: Policy) -> tuple[Tensor, ...]:
+    """What is made on the way to the values that a layer keeps, where a replay starts from its input."""
+    seen: set[str] = set()
+    waiting = [tensor.id for tensor, _ in _kept(block, policy, chain=True).tensors]
+    while waiting:
+        key = waiting.pop()
+        if key in block.tensors and key not in seen:
+            seen.add(key)
+            waiting += block.tensors[key].needs
+    return tuple(tensor for key, tensor in block.tensors.items() if key in seen)
 
 
 def _inside_group(policy: Policy) -> Policy:

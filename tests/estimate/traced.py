@@ -37,6 +37,25 @@ def loss_residuals(
     config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, chunk: int | None, stack: str
 ) -> tuple[int, int]:
     """Bytes that the whole loss makes and keeps, and those of them in host memory."""
+    loss, args = _loss(config, policy, batch, seq, chunk, stack)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        rows = jremat.residuals(loss, *args)
+    return rows.total_bytes, rows.host_bytes
+
+
+def recompute_flops(
+    config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, stack: str = "chain"
+) -> int:
+    """FLOPs of the matmuls that the gradient of the whole loss does again."""
+    loss, args = _loss(config, policy, batch, seq, None, stack)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return jremat.flops(jax.grad(loss), *args).matmul.recompute
+
+
+def _loss(config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, chunk: int | None, stack: str):
+    """The loss of a model, and the shapes of its arguments."""
     if stack == "chain":
         run = lambda block, params, carry: chain.stack(block, policy, num_layers=config.num_layers)(params, carry)
         model = Transformer(config, stack=run)
@@ -46,7 +65,4 @@ def loss_residuals(
     params = jax.eval_shape(partial(init_params, config), key)
     tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
     loss = lambda params, tokens, targets, key: mean_loss(model, params, tokens, targets, key, chunk)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        rows = jremat.residuals(loss, params, tokens, tokens, key if config.dropout else None)
-    return rows.total_bytes, rows.host_bytes
+    return loss, (params, tokens, tokens, key if config.dropout else None)
