@@ -5,11 +5,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from jremat.command import explain
-from jremat.command.line import fail
-from jremat.command.output import quiet_pipe
+from jremat.command.line import exit_code, fail
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": explain.main}
+
+def _explain(argv: Sequence[str]) -> int:
+    from jremat.command.explain import main  # loads for a while: a Ctrl-C meanwhile needs no traceback
+
+    return main(argv)
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": _explain}
 USAGE = """usage: jremat explain FUNCTION [flags]
 
 explain   what a function keeps, moves and makes again for its gradient, and why; `jremat explain --help`
@@ -19,6 +24,10 @@ explain   what a function keeps, moves and makes again for its gradient, and why
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: _run(argv), f"jremat {argv[0]}" if argv and argv[0] in COMMANDS else "jremat")
+
+
+def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -29,10 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return fail("jremat", f"no command {argv[0]!r}; it has: {', '.join(COMMANDS)}{hint}")
-    try:
-        return COMMANDS[argv[0]](argv[1:])
-    except BrokenPipeError:
-        return quiet_pipe()
+    return COMMANDS[argv[0]](argv[1:])
 
 
 def _version() -> str:

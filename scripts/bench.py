@@ -8,24 +8,26 @@ fails is a row and not the end. ``--json`` keeps the rows as they land, and a se
 0 some case came out; 1 none did; 2 something that the user can put right, said in one line.
 """
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jremat.command.output import quiet_pipe
 from jremat.report import tables
-from scripts.benchmark import suite
+from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
-from scripts.benchmark.pool import Rows, commit, run
+from scripts.benchmark.pool import Rows, commit
 from scripts.benchmark.table import label, table
-from scripts.cli import fail, parse
+from scripts.cli import fail, parse, run, unwritten
 from scripts.startup import start_jax
 
 PROGRAM = "bench"
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
-        return fail(PROGRAM, error)
+        return fail(PROGRAM, unwritten(error))
     except KeyboardInterrupt:
         return fail(PROGRAM, "stopped; the rows so far are kept" if bench.json else "stopped", 130)
     found = list(rows.of(chosen))
@@ -90,7 +92,7 @@ def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> 
             elif left <= 0:
                 progress.console.print(f"{case.title}: no time left", highlight=False)
             else:
-                row = run(case, min(left, bench.timeout_seconds))
+                row = pool.run(case, min(left, bench.timeout_seconds))
                 rows.add(row)
                 progress.console.print(f"{case.title}: {_outcome(row)}", highlight=False, markup=False)
             progress.advance(task)
@@ -116,7 +118,4 @@ def _show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(quiet_pipe())
+    run(main, PROGRAM)

@@ -10,18 +10,22 @@ right, said in one line.
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from jremat.policy.files import write_whole
 from jremat.report.tables import console
-from scripts.cli import fail, parse
+from scripts.cli import fail, parse, run, unwritten
 from scripts.compare.config import Compare
 from scripts.compare.table import table
 
@@ -59,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += on_the_gpu(compare.minutes)
     except ValueError as error:
         return fail(PROGRAM, error)
-    except KeyboardInterrupt:
-        return fail(PROGRAM, "stopped", 130)
     return _report(compare, rows)
 
 
@@ -108,13 +110,13 @@ def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:
     if compare.json:
         text = json.dumps({**said, "failed": wrong, "rows": rows}, indent=1)
         try:
-            compare.json.write_text(text + "\n")
+            write_whole(compare.json, text + "\n")
         except OSError as error:
-            return fail(PROGRAM, error)
+            return fail(PROGRAM, unwritten(error))
     for line in wrong:
         print(f"{PROGRAM}: must hold and doesn't: {line}", file=sys.stderr)
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, PROGRAM)

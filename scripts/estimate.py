@@ -7,21 +7,24 @@ said in one line.
 """
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
-from jremat.command.output import quiet_pipe
 from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.estimate.hardware import CHIPS
+from jremat.policy.files import write_whole
 from jremat.report.tables import console, human
-from scripts.cli import fail, parse, warn
+from scripts.cli import fail, parse, run, unwritten, warn
 from scripts.estimating.config import Asked, Estimate, understood, zoo
 from scripts.estimating.tables import Counted, fit_word, of_beside, of_ledger, of_policies, of_ways
 
@@ -42,8 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         drawn = draw(flags, asked, hbm_bytes) if flags.sweep == "seq" else []
     except ValueError as error:
         return fail(PROGRAM, error)
+    except BrokenPipeError:
+        raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
-        return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
+        return fail(PROGRAM, unwritten(error))
     for remark in asked.remarks:
         warn(PROGRAM, remark)
     show(asked, counted, refused, ways, hbm_bytes)
@@ -141,7 +146,7 @@ def write(
         "ways_to_fit": [vars(way) for way in ways],
         "remarks": list(asked.remarks),
     }
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(figures, indent=1) + "\n")
 
 
 def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:
@@ -153,7 +158,4 @@ def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(quiet_pipe())
+    run(main, PROGRAM)

@@ -6,15 +6,17 @@ The loss is traced with its gradient; nothing is compiled or run. A function of 
 Exit codes: 0 done; 2 something that the user can put right, said in one line.
 """
 
-import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import fail, parse
-from jremat.command.output import present, quiet_pipe
+from jremat.command.line import fail, parse, run, unwritten
+from jremat.command.output import present
 from scripts.explaining.config import Explain
 
 PROGRAM = "explain"
@@ -42,12 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
-        return fail(PROGRAM, f"cannot write {error.filename}: {os.strerror(error.errno or 0)}")
+        return fail(PROGRAM, unwritten(error))
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(quiet_pipe())
+    run(main, PROGRAM)

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.cli import fail, parse
+from scripts.cli import fail, parse, run
 from scripts.training.config import Run
 
 PROGRAM = "train"
@@ -39,4 +39,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, PROGRAM)

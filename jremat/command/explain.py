@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jremat.command.line import fail, parse
+from jremat.command.line import fail, parse, unwritten
 from jremat.command.output import Output, Subject, present
 
 PROGRAM = "jremat explain"
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
-        return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
+        return fail(PROGRAM, unwritten(error))
     except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
         return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
     return 0

@@ -1,18 +1,122 @@
-"""The command line's manners, the same for every script: dataclasses through tyro, one line on error, exit 2."""
+"""The command line's manners, the same for every script: dataclasses through tyro, one line on error, exit 2.
+
+A script ends in ``run(main, PROGRAM)``, which also has the manners of the process: a reader that has enough, a Ctrl-C,
+an output that is closed or full.
+"""
 
 import contextlib
 import dataclasses
 import difflib
 import io
+import os
 import re
+import signal
 import sys
 import typing
-from collections.abc import Sequence
-from typing import Any, TypeVar
-
-import tyro
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TextIO, TypeVar
 
 T = TypeVar("T")
+STDOUT = "standard output"
+
+
+def run(main: Callable[[], int], program: str) -> NoReturn:
+    """Run ``main`` and leave with its exit code, or with that of ``exit_code``."""
+    sys.exit(exit_code(main, program))
+
+
+def exit_code(main: Callable[[], int], program: str) -> int:
+    """Run ``main`` to its exit code: 141 where nobody reads on, 130 after Ctrl-C, 2 where nothing can be written.
+
+    What was printed is flushed before this returns, so that a full disk is told and not lost. A stream that is closed
+    from the start takes everything and keeps nothing.
+
+    Args:
+        main: the command; what a user can put right it tells by itself.
+        program: its name, in front of what is told here.
+    """
+    _open_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # a script that was quiet while its modules loaded
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = _ended(main)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout)
+        return 141
+    except OSError as error:
+        code = fail(program, unwritten(error))
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one, while things are put away, needs no traceback
+        code = fail(program, "stopped", 130)
+    return code
+
+
+def _ended(main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except SystemExit as stop:  # after --help
+        if stop.code is not None and not isinstance(stop.code, int):
+            raise
+        return stop.code or 0
+
+
+def unwritten(error: OSError) -> str:
+    """What couldn't be written and why; standard output, where it is that, is given up.
+
+    >>> unwritten(OSError(28, "No space left on device", "rows.json"))
+    'cannot write rows.json: No space left on device'
+    """
+    if error.filename == STDOUT:
+        _to_nowhere(sys.stdout)
+    return f"cannot write {error.filename or 'a file'}: {error.strerror or error}"
+
+
+class _Stdout(io.FileIO):
+    """Descriptor 1, whose errors say that it is."""
+
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, STDOUT) from None
+
+
+def _open_streams() -> None:
+    """Give a stream that is closed from the start a place to go to, so that no file gets its number; let errors of
+    standard output name it, and no letter that the terminal doesn't know end a command."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number and not _is_open(number):
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+                nowhere = number
+            setattr(sys, name, os.fdopen(nowhere, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
+    out = sys.stdout
+    if out is sys.__stdout__ and isinstance(out, io.TextIOWrapper) and out.fileno() == 1:
+        out.flush()
+        raw = _Stdout(1, "w", closefd=False)
+        buffer = raw if isinstance(out.buffer, io.RawIOBase) else io.BufferedWriter(raw)  # as python -u has it
+        sys.stdout = io.TextIOWrapper(
+            buffer, out.encoding, "replace", line_buffering=out.line_buffering, write_through=out.write_through
+        )
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """What is left in a stream's buffer must not fail again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nobody behind it
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def parse(config: type[T], program: str, argv: Sequence[str] | None) -> T:
@@ -22,6 +126,8 @@ def parse(config: type[T], program: str, argv: Sequence[str] | None) -> T:
         ValueError: the line that says what is wrong with the arguments.
         SystemExit: with 0, after ``--help``.
     """
+    import tyro  # takes a while to load, and nothing else here needs it
+
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -50,7 +156,10 @@ def warn(program: str, message: object) -> None:
 
 def _say(program: str, kind: str, message: object) -> None:
     text = " ".join(str(message).split())
-    print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
+    try:
+        print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
+    except OSError:  # nobody is left to be told; the exit code still is
+        _to_nowhere(sys.stderr)
 
 
 def one_line(box: str, flags: Sequence[str] = ()) -> str:

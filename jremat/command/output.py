@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from jremat.policy.files import write_whole
+
 if TYPE_CHECKING:
     from jremat.report.page import Told
 
@@ -99,9 +101,9 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
         figures = {"title": subject.title} | _figures(told)
         figures |= {} if other is None else {"against": _figures(other)}
         figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
-        output.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
+        write_whole(output.json, json.dumps(figures, indent=1, default=str) + "\n")
     if output.html:
-        output.html.write_text(page(subject.title, told, other, findings), encoding="utf-8")
+        write_whole(output.html, page(subject.title, told, other, findings))
         print(f"page         {output.html}")
 
 
