@@ -332,7 +332,6 @@ def searched(model: Model, choices: tuple[Choice, ...], limit: int, peaks: Peaks
 
 
 def looked_up(model: Model, peaks: Peaks) -> tuple[Callable[..., int], Callable[..., int]]:
-    """A model's traced and compiled peaks by plan."""
     return lambda plan: peaks.traced(model, plan), lambda plan: peaks.compiled(model, plan)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jremat.command.output import quiet_pipe
+from jremat.policy.files import write_whole
 from scripts.cli import fail, parse
 from scripts.planning.config import Planning
 from scripts.startup import start_jax
@@ -75,9 +76,9 @@ def _run(flags: Planning) -> int:
         print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
     if flags.out:
         plan = plan.save(flags.out)
-        print(f"saved: --policy {plan.spec}")
+        print(f"saved; at the same shapes: scripts/train.py {_same_shapes(answer)} --policy {plan.spec}")
     if flags.json:
-        flags.json.write_text(json.dumps(_figures(answer), indent=1) + "\n", encoding="utf-8")
+        write_whole(flags.json, json.dumps(_figures(answer), indent=1) + "\n")
     if flags.plot:
         for path in _draw(answer, flags.plot):
             print(f"picture {path}")
@@ -103,6 +104,14 @@ def _summary(flags: Planning, answer: Any) -> str:
     )
 
 
+def _same_shapes(answer: Any) -> str:
+    """The flags of train.py whose step is the planned one; a plan of unnamed values holds for no other shapes."""
+    case = answer.case
+    flags = f"--model {case.model} --micro-batch {case.batch} --seq {answer.tokens // case.batch}"
+    flags += f" --attention {case.attention} --compute-dtype {case.compute_dtype} --dropout 0"
+    return flags + (f" --layers {case.layers}" if case.layers else "")
+
+
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     """The changes that the closed form says would make it fit."""
     from jremat.estimate.fit import Run, ways_to_fit
@@ -120,6 +129,7 @@ def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     leanest = error.leanest
     ways = ways_to_fit(run, int(leanest.hbm_bytes * (1 - leanest.margin)), zoo())
     if ways:
+        print("in the flags of scripts/estimate.py, by its closed form:")
         out.print(of_ways(ways, "full"))
     else:
         print("no change that the closed form tries makes it fit")

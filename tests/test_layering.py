@@ -83,7 +83,7 @@ def test_a_file_imports_only_what_its_room_may(path):
     here = room(name.removesuffix(".py").replace("/", "."))
     if here in ALLOWED:
         for module in modules:
-            there = room(module)
+            there = None if module.startswith("jremat.callable_package") else room(module)  # Python's matter, no room's
             if there is None or there == here or (name, there) in EXCEPTIONS:
                 continue
             assert there in ALLOWED[here], f"{here} may not import {module}"

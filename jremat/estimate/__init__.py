@@ -5,17 +5,9 @@ The package is also the function: ``jremat.estimate(config, policy, batch=8, seq
 """
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from jremat.callable_package import CallablePackage
 
-class _Callable(ModuleType):
-    """A module that can be called: Python looks for ``__call__`` on a module's class, not in it."""
+__function__ = "jremat.estimate.transformer:estimate"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from jremat.estimate.transformer import estimate
-
-        return estimate(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

@@ -1,21 +1,14 @@
 """Which choice is best?
 
-The package is also the function: ``jremat.plan(block, *args, num_layers=12, hbm_bytes=...)`` is
-``jremat.plan.planner.plan``. So the name means one thing whichever of the two was imported first.
+The package is also the function: ``jremat.plan(block, *args, num_layers=12, hbm_bytes=60 * 2**30)`` is
+``jremat.plan.planner.plan``, whose documentation says everything. So the name means one thing whichever of the two was
+imported first.
 """
 
 import sys
-from types import ModuleType
-from typing import Any
 
+from jremat.callable_package import CallablePackage
 
-class _Callable(ModuleType):
-    """A module that can be called: Python looks for ``__call__`` on a module's class, not in it."""
+__function__ = "jremat.plan.planner:plan"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from jremat.plan.planner import plan
-
-        return plan(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallablePackage

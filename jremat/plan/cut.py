@@ -59,6 +59,8 @@ def cut(problem: Problem, price: float) -> Cut:
         edges += [(again, count + read, endless) for read in node.reads]
         if node.needed:
             edges.append((source, wanted, endless))
+    if not edges:
+        return Cut(problem.outcome(()), 0.0)
     starts, ends, capacities = (np.array(column) for column in zip(*edges))
     graph = coo_array((capacities.astype(np.int32), (starts, ends)), shape=(sink + 1, sink + 1)).tocsr()
     result = maximum_flow(graph, source, sink)

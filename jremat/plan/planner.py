@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +16,27 @@ from jremat.graph.peak import traced_peak
 from jremat.measure import Target, devices, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory import versions
+from jremat.plan.arguments import (
+    Objective,
+    check_margin,
+    checked_policies,
+    checked_tags,
+    known_bytes,
+    known_objective,
+    whole_number,
+)
 from jremat.plan.program import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Answer, PeakOf, answered, or_named, peaks_between, search
 from jremat.plan.stack import Choice, Stack
-from jremat.policy import FULL, LayerPlan, Policy
+from jremat.policy import FULL, NONE, LayerPlan, Policy
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.groups import gradient_step
 
 StepOf = Callable[[Policy | LayerPlan], tuple[Callable[..., Any], tuple[Any, ...]]]
 """The whole step under a plan, and the shapes of its arguments."""
-
-Objective = Literal["seconds", "flops"]
 
 
 def plan(
@@ -91,24 +99,33 @@ def plan(
     Source: Jain et al. 2020, arXiv 1910.02653, for the program; Chen et al. 2016, arXiv 1604.06174, for groups.
     """
     kind = equipped(find_target(target))
-    memory_bytes = _memory_bytes(hbm_bytes, kind)
-    _check(num_layers, host_bytes, margin, compiles)
-    chosen = _objective(objective, cost, kind)
+    memory_bytes = known_bytes(hbm_bytes, kind)
+    num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1)
+    host_bytes, compiles = whole_number("host_bytes", host_bytes, 0), whole_number("compiles", compiles, 0)
+    check_margin(margin)
+    also, keep = checked_policies(also, num_layers), checked_tags(keep)
+    chosen = known_objective(objective, cost, kind)
     wanted = _Wanted(f, args, num_layers, step)
-    stack = _stack(wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep, names_only)
-    also = tuple(also)
-    choices = stack.choices(also, host_bytes, groups=num_layers is not None and not names_only)
+    read = partial(_stack, wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep)
+    stack = read(names_only)
+    choices = stack.choices(host_bytes, groups=num_layers is not None and not names_only)
     # On several devices everything is cut; what is gathered from them is in the compiler's correction.
-    traced = predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices)
-    confirm = lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes
+    traced = cache(predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices))
+    compiled = cache(lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
+    confirm = compiled if compiles else None
     limit = int(memory_bytes * (1 - margin))
-    found = search(choices, limit, traced, confirm if compiles else None, max(compiles, 1))
-    allowed = [choice for choice in _understood(also, stack) if choice.host_bytes <= host_bytes]
-    answer = or_named(answered(found, choices), allowed, limit, traced, confirm if compiles else None)
-    base = _base_seconds(wanted, stack, kind) if chosen == "seconds" else None
-    frontier = _frontier(choices, peaks_between(choices, found.predicted))
-    beside = tuple(_point(choice, traced(choice.plan)) for choice in _understood(also, stack))
-    result = _result(answer, frontier, beside, stack, wanted, kind, memory_bytes, margin, chosen, base)
+    found = search(choices, limit, traced, confirm, max(compiles, 1))
+    # Policies by name are costed on the block with all of its values, whatever the plan itself may keep.
+    whole = read(False) if names_only else stack
+    named = tuple(_understood(also, whole))
+    allowed = [choice for choice in (whole.choice(FULL), whole.choice(NONE), *named) if choice.host_bytes <= host_bytes]
+    answer = or_named(answered(found, choices), allowed, limit, traced, confirm)
+    answer = replace(answer, compiles=compiled.cache_info().misses)
+    base = _base_seconds(wanted, whole, kind) if chosen == "seconds" else None
+    point = partial(_point, seconds=chosen == "seconds")
+    frontier = _frontier(choices, peaks_between(choices, found.predicted), point)
+    beside = tuple(point(choice, traced(choice.plan)) for choice in named)
+    result = _result(answer, frontier, beside, whole, wanted, kind, memory_bytes, margin, chosen, base)
     if not answer.fits:
         raise DoesNotFit(_why_not(result), result)
     return result
@@ -155,37 +172,6 @@ def _flat(step: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, ...]:
     return step[0], *step[1]
 
 
-def _memory_bytes(hbm_bytes: int | None, kind: Target) -> int:
-    known = hbm_bytes if hbm_bytes is not None else kind.hbm_bytes
-    if known is None:
-        raise ValueError(f"hbm_bytes: the memory of target {kind.name!r} is unknown; say how many bytes there are")
-    if known <= 0:
-        raise ValueError(f"hbm_bytes: expected more than 0, got {known}")
-    return int(known)
-
-
-def _check(num_layers: int | None, host_bytes: int, margin: float, compiles: int) -> None:
-    if num_layers is not None and num_layers < 1:
-        raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
-    if host_bytes < 0:
-        raise ValueError(f"host_bytes: expected at least 0, got {host_bytes}")
-    if not 0 <= margin < 1:
-        raise ValueError(f"margin: expected a share from 0 to 1, got {margin}")
-    if compiles < 0:
-        raise ValueError(f"compiles: expected at least 0, got {compiles}")
-
-
-def _objective(objective: Objective | None, cost: Cost | None, kind: Target) -> Objective:
-    if objective not in (None, "seconds", "flops"):
-        raise ValueError(f"objective: expected 'seconds' or 'flops', got {objective!r}")
-    if objective == "seconds" and cost is None and kind.chip is None:
-        raise ValueError(
-            f"objective: target {kind.name!r} is no chip of the table, so no seconds can be modelled; "
-            "expected 'flops', or a cost of your own"
-        )
-    return objective or ("seconds" if kind.chip or cost else "flops")
-
-
 def cost_of(kind: Target, objective: Objective | None = None) -> Cost:
     """Seconds on the target's chip, or matmul FLOPs where those are wanted or the chip is unknown."""
     return matmul_flops if objective == "flops" or kind.chip is None else Roofline(kind.chip)
@@ -227,17 +213,20 @@ def _understood(also: Iterable[Policy | LayerPlan], stack: Stack) -> Iterator[Ch
             continue
 
 
-def _frontier(choices: tuple[Choice, ...], peaks: tuple[int, ...]) -> tuple[Point, ...]:
+def _frontier(
+    choices: tuple[Choice, ...], peaks: tuple[int, ...], point: Callable[[Choice, int], Point]
+) -> tuple[Point, ...]:
     """The choices of which no faster one needs as little."""
     points: list[Point] = []
     for choice, peak in zip(choices, peaks, strict=True):
         if not points or peak < points[-1].predicted_peak_bytes:
-            points.append(_point(choice, peak))
+            points.append(point(choice, peak))
     return tuple(points)
 
 
-def _point(choice: Choice, peak_bytes: int) -> Point:
-    return Point(choice.plan, choice.kept_bytes, peak_bytes, choice.recompute_seconds, choice.recompute_flops)
+def _point(choice: Choice, peak_bytes: int, seconds: bool) -> Point:
+    modelled = choice.recompute_seconds if seconds else None
+    return Point(choice.plan, choice.kept_bytes, peak_bytes, modelled, choice.recompute_flops)
 
 
 def _result(
@@ -253,7 +242,7 @@ def _result(
     base: float | None,
 ) -> Plan:
     choice = answer.choice
-    seconds = choice.recompute_seconds / kind.num_devices
+    seconds = choice.recompute_seconds / kind.num_devices if objective == "seconds" else None
     return Plan(
         policy=choice.plan,
         peak_bytes=answer.peak_bytes,
@@ -264,7 +253,7 @@ def _result(
         kept_bytes=choice.kept_bytes // kind.num_devices,
         recompute_seconds=seconds,
         recompute_flops=choice.recompute_flops,
-        step_seconds=None if base is None else base + seconds,
+        step_seconds=None if base is None or seconds is None else base + seconds,
         forward_flops=stack.block.forward_flops * stack.num_layers,
         objective=objective,
         kept=_kept(choice.plan, stack),

@@ -115,6 +115,9 @@ def read_block(
     program = capture(take_apart(f, args, kwargs, static_argnames))
     graph = graph_of(program, SELECTABLE)
     _check_names(keep, graph)
+    given = (*program.jaxpr.invars, *program.jaxpr.constvars)
+    if not any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in given):
+        raise ValueError("args: expected a floating-point array to differentiate by, got none")
     places = _markable(graph, names_only)
     own = len(jax.tree.leaves(args[:fetched]))
     places = _without_fetched(places, graph, own) if own else places
@@ -139,9 +142,13 @@ def _check_names(keep: Collection[str], graph: Graph) -> None:
 
 
 def _markable(graph: Graph, names_only: bool) -> dict[str, Candidate]:
-    """Mark -> what can be kept under it, values inside loops left out: a loop is run again as a whole."""
+    """Mark -> what can be kept under it.
+
+    Values inside loops are left out: a loop is run again as a whole; and complex ones, which JAX's remat can't keep.
+    """
     loops = {op.id for op in graph.ops if op.inner and not op.opaque}
-    reach = {c.mark: c for c in candidates(graph) if "/" not in c.value.id or c.value.id.partition("/")[0] not in loops}
+    inside = lambda c: "/" in c.value.id and c.value.id.partition("/")[0] in loops
+    reach = {c.mark: c for c in candidates(graph) if not inside(c) and not c.value.dtype.startswith("complex")}
     if not names_only:
         return reach
     return {c.value.name: c for c in reach.values() if c.op.primitive == "name" and c.value.name}

@@ -1,11 +1,14 @@
 """A request, which needs shapes, made a policy or a plan."""
 
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 from jremat.graph.peak import traced_peak
 from jremat.measure import Target
 from jremat.measure import target as find_target
+from jremat.plan.arguments import whole_number
 from jremat.plan.block import Budget, best, least_bytes
 from jremat.plan.planner import StepOf, cost_of, equipped, plan
 from jremat.plan.program import read_block
@@ -50,6 +53,11 @@ def resolve(
     1
     """
     kind = equipped(find_target(target))
+    num_layers = whole_number("num_layers", num_layers, 1)
+    takes = {"auto": tuple(inspect.signature(plan).parameters), "sqrt": ()}.get(request.kind, ("keep", "names_only"))
+    unknown = sorted(set(options) - set(takes))
+    if unknown:
+        raise ValueError(f"{unknown[0]}: no option of {request.spec!r}; it takes {', '.join(takes) or 'none'}")
     if request.kind == "sqrt":
         peak = lambda function, *shapes: traced_peak(function, *shapes).peak_bytes
         return every_k(best_group(block, num_layers, *args, peak=peak))
@@ -60,15 +68,12 @@ def resolve(
     cost = matmul_flops if request.kind == "overhead" else cost_of(kind)
     read = read_block(block, *args, cost=cost, fetched=1, **options)
     if request.kind == "budget":
-        most = read.problem.outcome(read.problem.marks).kept_bytes
-        found = best(read.problem, Budget(request.amount * most))
+        least, most = least_bytes(read.problem, math.inf), read.problem.outcome(read.problem.marks)
+        assert least is not None, "without a limit something is allowed"
+        found = best(read.problem, Budget(least.kept_bytes + request.amount * (most.kept_bytes - least.kept_bytes)))
     else:
-        # What comes from a layer's parameters alone is made again under any plan, and has no matmul in it.
-        found = least_bytes(read.problem, request.amount * read.forward_flops + _TRIFLES * read.forward_flops)
-    if found is None:
-        raise ValueError(f"policy: {request.spec!r} leaves no room for the values that must be kept")
+        # ``matmul_flops`` charges a trifle for what is no matmul, so that ties go to the lighter choice.
+        trifles = sum(node.seconds - node.matmul_flops for node in read.problem.nodes)
+        found = least_bytes(read.problem, request.amount * read.forward_flops + trifles)
+    assert found is not None, "keeping all is within any budget and any overhead"
     return read.policy(found)
-
-
-# ``matmul_flops`` charges a millionth for what is no matmul, so that ties go to the lighter choice.
-_TRIFLES = 1e-5

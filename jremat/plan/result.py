@@ -13,10 +13,13 @@ from jremat.policy.plan_file import write
 def in_units(nbytes: float) -> str:
     """Bytes for people.
 
-    >>> in_units(3 * 2**29), in_units(2**20)
-    ('1.50 GiB', '1.0 MiB')
+    >>> in_units(3 * 2**29), in_units(2**20), in_units(1536)
+    ('1.50 GiB', '1.0 MiB', '1.5 KiB')
     """
-    return f"{nbytes / 2**30:.2f} GiB" if abs(nbytes) >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+    size = abs(nbytes)
+    if size >= 2**30:
+        return f"{nbytes / 2**30:.2f} GiB"
+    return f"{nbytes / 2**20:.1f} MiB" if size >= 2**20 else f"{nbytes / 2**10:.1f} KiB"
 
 
 class DoesNotFit(ValueError):
@@ -37,7 +40,7 @@ class Kept:
         nbytes: in one layer.
         where: ``device`` or ``host``.
         source: the user's line.
-        spared_seconds: recompute, in one layer, that letting it go would add.
+        spared: recompute, in one layer, that letting it go would add: seconds or FLOPs, as the objective.
     """
 
     layers: int
@@ -45,7 +48,7 @@ class Kept:
     nbytes: int
     where: str
     source: str
-    spared_seconds: float
+    spared: float
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,14 @@ class Point:
         plan: a policy for all layers, or a plan over them.
         kept_bytes: of all layers, over what full remat keeps, on all devices.
         predicted_peak_bytes: of the whole step.
-        recompute_seconds: modelled, of all layers.
+        recompute_seconds: modelled, of all layers; None under an objective of FLOPs.
         recompute_flops: matmuls, of all layers.
     """
 
     plan: Policy | LayerPlan
     kept_bytes: int
     predicted_peak_bytes: int
-    recompute_seconds: float
+    recompute_seconds: float | None
     recompute_flops: int
 
     @property
@@ -90,7 +93,8 @@ class Plan:
         margin: the share of it that stays free.
         host_bytes: kept in the host's memory.
         kept_bytes: kept on the device, of all layers, over what full remat keeps.
-        recompute_seconds, recompute_flops: of all layers (FLOPs on all devices); seconds are modelled.
+        recompute_seconds, recompute_flops: of all layers (FLOPs on all devices); seconds are modelled, None
+            under an objective of FLOPs.
         step_seconds: of the whole step, modelled; None under an objective of FLOPs.
         forward_flops: matmuls of one forward pass through the layers.
         objective: ``seconds`` or ``flops``.
@@ -110,7 +114,7 @@ class Plan:
     margin: float
     host_bytes: int
     kept_bytes: int
-    recompute_seconds: float
+    recompute_seconds: float | None
     recompute_flops: int
     step_seconds: float | None
     forward_flops: int
@@ -160,7 +164,7 @@ class Plan:
             "peak_bytes": self.peak_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "recompute_flops": self.recompute_flops,
-            "modelled_recompute_seconds": self.recompute_seconds if self.objective == "seconds" else None,
+            "modelled_recompute_seconds": self.recompute_seconds,
         }
         write(path, self.policy, **facts)
         return replace(self, policy=replace(self.policy, label=f"plan:{path}"))

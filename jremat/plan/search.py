@@ -98,7 +98,10 @@ def search(
         assert k is not None, "nothing was compiled, so there is a next"
         return Found(k, predicted, compiled, predicted[k] <= limit_bytes)
     while (k := next_place()) is not None:
-        if fitting() is not None and len(compiled) >= compiles:
+        best = fitting()
+        # Where much of the memory is left over, the prediction was off, and further compiles are worth their time.
+        wasted = best is not None and compiled[best] < _USED * limit_bytes and expected(k) <= limit_bytes
+        if best is not None and len(compiled) >= compiles + wasted * _MORE:
             break
         hopeless = min(expected(k), traced(k)) > _NEAR * limit_bytes
         if compiled and (hopeless or len(compiled) >= compiles + _MORE):
@@ -112,6 +115,7 @@ def search(
 _AFTER_A_MISS, _WORTH_A_TRY = 0.995, 1.01
 """Shares of the limit: of 77 steps half are predicted to within 0.6%, and what is left of that after a correction is
 less."""
+_USED = 0.93
 _MORE, _NEAR = 4, 1.2
 """Before it says that nothing fits, the search compiles so many more choices as long as they come as near as that."""
 
@@ -174,14 +178,16 @@ def or_named(
         if answer.fits and choice.recompute_seconds >= answer.choice.recompute_seconds:
             break
         predicted = predict(choice.plan)
-        if predicted > limit_bytes * (_HAIR if confirm else 1):
+        if predicted > limit_bytes * (1 if confirm is None else _HAIR if answer.fits else _LAST_HOPE):
             continue
         peak = confirm(choice.plan) if confirm else None
         answer = replace(answer, compiles=answer.compiles + (confirm is not None))
         if peak is None or peak <= limit_bytes:
             return Answer(choice, predicted, peak, answer.compiles, True)
+        if not answer.fits and answer.peak_bytes is not None and peak < answer.peak_bytes:
+            answer = Answer(choice, predicted, peak, answer.compiles, False)
     return answer
 
 
-_HAIR = 1.05
-"""A named policy predicted to be so little above the limit is compiled."""
+_HAIR, _LAST_HOPE = 1.05, 1.3
+"""A named policy predicted to be so little above the limit is compiled; the second where nothing fits so far."""

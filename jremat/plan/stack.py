@@ -102,26 +102,16 @@ class Stack:
         """What it takes to make what ``outcome`` keeps, where nothing was kept: a replay's last layer ends there."""
         return self.block.problem.remake(outcome)
 
-    def choices(
-        self, also: Iterable[Policy | LayerPlan] = (), host_bytes: int = 0, groups: bool = True
-    ) -> tuple[Choice, ...]:
+    def choices(self, host_bytes: int = 0, groups: bool = True) -> tuple[Choice, ...]:
         """Every way worth a look, fastest first: each next one is slower and keeps less.
 
         Args:
-            also: policies and plans to consider beside the planner's own; those that don't fit the block are left out.
             host_bytes: that may be kept on the host, of all layers.
             groups: whether layers may share a replay, which takes the executor of stacks.
         """
         found = [*self._mixes(host_bytes)]
         if groups and self.num_layers > 1:
             found += [self.choice(plan) for plan in self._below_full()]
-        for plan in also:
-            try:
-                choice = self.choice(plan)
-            except ValueError:  # a name that this model hasn't
-                continue
-            if choice.host_bytes <= host_bytes:
-                found.append(choice)
         return _worth_a_look(found)
 
     def _mixes(self, host_bytes: int) -> Iterator[Choice]:

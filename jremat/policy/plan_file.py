@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jremat.policy.decision import Decision
+from jremat.policy.files import write_whole
 from jremat.policy.layers import LayerPlan, Segment
 from jremat.policy.policy import Policy
 
@@ -36,6 +37,8 @@ def read(path: str, parse: Parse) -> Policy | LayerPlan:
     Raises:
         ValueError: no such file, not JSON, or not a plan; the message says which key.
     """
+    if not path:
+        raise ValueError("policy: 'plan:' expected the path of a file, as in plan:FILE")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -67,7 +70,7 @@ def write(path: str | Path, plan: Policy | LayerPlan, **for_readers: Any) -> Non
     """
     body = {"policy": _plain(plan)} if isinstance(plan, Policy) else {"segments": [_segment(s) for s in plan.segments]}
     text = json.dumps({"format": FORMAT, **body, **for_readers}, indent=1)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    write_whole(Path(path), text + "\n")
 
 
 def _plain(policy: Policy) -> Any:
@@ -97,13 +100,14 @@ def _content(content: Mapping[str, Any], parse: Parse, label: str) -> Policy | L
 
 
 def _read_segment(segment: Mapping[str, Any], parse: Parse) -> Segment:
+    _known(segment, ("pattern", "repeats", "group", "slots"), "a segment")
     pattern = segment.get("pattern")
     if not isinstance(pattern, list):
         raise ValueError(f"pattern: expected a list of policies, got {pattern!r}")
     return Segment(
         tuple(_policy(policy, parse) for policy in pattern),
         repeats=_whole(segment.get("repeats"), "repeats"),
-        group=_whole(segment.get("group", 1), "group") or 1,
+        group=1 if segment.get("group") is None else _whole(segment["group"], "group") or 0,
         slots=_whole(segment.get("slots"), "slots"),
     )
 
@@ -112,6 +116,7 @@ def _policy(entry: Any, parse: Parse) -> Policy:
     if isinstance(entry, str):
         entry = {"spec": entry}
     entry = _object(entry, "a policy")
+    _known(entry, ("spec", "values", "fingerprint"), "a policy")
     spec, values, fingerprint = entry.get("spec", "full"), entry.get("values", {}), entry.get("fingerprint")
     base = parse(spec)
     values = _object(values, "values")
@@ -119,7 +124,19 @@ def _policy(entry: Any, parse: Parse) -> Policy:
         return base
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint: expected the graph's, a string, since there are values; got {fingerprint!r}")
+    wrong = [decision for decision in values.values() if decision not in _DECISIONS]
+    if wrong:
+        raise ValueError(f"values: expected one of {', '.join(_DECISIONS)}, got {wrong[0]!r}")
     return replace(base, values=tuple((value, Decision(d)) for value, d in values.items()), fingerprint=fingerprint)
+
+
+_DECISIONS = tuple(decision.value for decision in Decision)
+
+
+def _known(found: Mapping[str, Any], keys: tuple[str, ...], what: str) -> None:
+    unknown = sorted(set(found) - set(keys))
+    if unknown:
+        raise ValueError(f"{unknown[0]}: no key of {what}, which has {', '.join(keys)}")
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:

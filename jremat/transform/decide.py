@@ -121,6 +121,9 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
             f"{graph.fingerprint}; other shapes, another function or another JAX: plan anew"
         )
     every = tuple(candidates(graph))
+    lost = sorted({value for value, _ in policy.values} - {c.value.id for c in every})
+    if lost:
+        return f"policy: {policy.spec!r} keeps the value {lost[0]!r}, which this function hasn't"
     names = sorted({c.value.name for c in every if c.op.primitive == "name" and c.value.name})
     listed = ", ".join(names) or "none"
     missing = [n for n, _ in policy.names if n not in names and n not in policy.optional]

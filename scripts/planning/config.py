@@ -90,6 +90,8 @@ class Planning:
             path = getattr(self, name)
             if path and not path.absolute().parent.is_dir():
                 raise ValueError(f"{name}: the folder {path.absolute().parent} does not exist")
+            if path and path.is_dir():
+                raise ValueError(f"{name}: expected a file, got a folder: {path}")
 
     @property
     def hbm_bytes(self) -> int | None:

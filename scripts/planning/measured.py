@@ -39,8 +39,10 @@ def fastest(answer: Answer, out: Any) -> Answer:
         out.print(f"measured {figures['tokens_per_second']:,.0f} tokens/s under {candidate.spec}")
     _, best, peak_bytes = max(rows, key=lambda row: row[0])
     point = next(p for p in plan.frontier if p.plan == best)
-    seconds = point.recompute_seconds / kind.num_devices
-    step_seconds = None if plan.step_seconds is None else plan.step_seconds - plan.recompute_seconds + seconds
+    seconds = None if point.recompute_seconds is None else point.recompute_seconds / kind.num_devices
+    step_seconds = None
+    if plan.step_seconds is not None and plan.recompute_seconds is not None and seconds is not None:
+        step_seconds = plan.step_seconds - plan.recompute_seconds + seconds
     return replace(
         answer,
         plan=replace(

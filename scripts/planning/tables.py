@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from jremat.plan.result import Plan, Point
-from jremat.report.tables import human
+from jremat.report.tables import human, human_flops
 from scripts.planning.question import Answer, Tried
 
 _POINTS = 10  # of the frontier in the table; --json has all
@@ -21,11 +21,10 @@ def of_kept(answer: Answer) -> Table:
     for head in ("layers", "bytes in all", "where", "spares recompute of"):
         table.add_column(head, justify="right")
     for row in plan.kept:
-        spared = f"{row.spared_seconds * row.layers / devices * 1e3:.2f} ms" if plan.objective == "seconds" else ""
-        if plan.objective == "flops":
-            spared = f"{row.spared_seconds * row.layers / devices / 1e9:,.1f} GFLOP"
+        spared = row.spared * row.layers / devices
+        told = f"{spared * 1e3:.2f} ms" if plan.objective == "seconds" else human_flops(spared)
         size = human(row.nbytes * row.layers / devices)
-        table.add_row(row.name, row.source, str(row.layers), size, row.where, spared)
+        table.add_row(row.name, row.source, str(row.layers), size, row.where, told)
     return table
 
 
@@ -47,7 +46,7 @@ def of_frontier(answer: Answer) -> Table:
             "yes" if point.predicted_peak_bytes <= limit else "no",
             f"{point.recompute_flops / max(plan.forward_flops, 1):.1%}",
         ]
-        if seconds:
+        if point.recompute_seconds is not None:
             cells.append(f"{point.recompute_seconds / answer.devices * 1e3:.2f} ms")
         if (step := _step_seconds(answer, point)) is not None:
             cells += [f"{step * 1e3:.1f} ms", f"{answer.tokens / step:,.0f}"]
@@ -57,7 +56,7 @@ def of_frontier(answer: Answer) -> Table:
 
 def _step_seconds(answer: Answer, point: Point) -> float | None:
     plan = answer.plan
-    if plan.step_seconds is None:
+    if plan.step_seconds is None or plan.recompute_seconds is None or point.recompute_seconds is None:
         return None
     return plan.step_seconds - plan.recompute_seconds + point.recompute_seconds / answer.devices
 

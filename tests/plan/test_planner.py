@@ -1,9 +1,11 @@
 """The planner's face: a budget in bytes, a plan that the compiler confirms, and what it says of itself."""
 
+import inspect
 import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,8 +62,8 @@ def test_every_plan_fits_and_costs_more_the_less_memory_there_is(planned, ends):
 def test_the_predicted_peak_never_rises_as_the_frontier_goes_on(planned):
     for plan in planned:
         peaks = [point.predicted_peak_bytes for point in plan.frontier]
-        seconds = [point.recompute_seconds for point in plan.frontier]
-        assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
+        flops = [point.recompute_flops for point in plan.frontier]
+        assert peaks == sorted(peaks, reverse=True) and flops == sorted(flops)
 
 
 def test_recomputed_flops_are_the_programs_own(planned):
@@ -192,6 +194,22 @@ def test_sqrt_is_a_group_size_of_the_stack():
 
 NONSENSE = {
     "num_layers": ({"num_layers": 0}, "num_layers: expected at least 1, got 0"),
+    "layers in words": ({"num_layers": "3"}, "num_layers: expected a whole number, got '3'"),
+    "half a layer": ({"num_layers": 2.5}, "num_layers: expected a whole number, got 2.5"),
+    "memory in words": ({"hbm_bytes": "1GiB"}, "hbm_bytes: expected bytes as a number, such as 60"),
+    "no number": ({"hbm_bytes": float("nan")}, "hbm_bytes: expected bytes as a number"),
+    "endless": ({"hbm_bytes": float("inf")}, "hbm_bytes: expected bytes as a number"),
+    "half a byte": ({"host_bytes": 0.5}, "host_bytes: expected a whole number"),
+    "margin in words": ({"margin": "0.1"}, "margin: expected a share from 0 to 1, got '0.1'"),
+    "half a compile": ({"compiles": 1.5}, "compiles: expected a whole number, got 1.5"),
+    "specs": ({"also": ["dots_saveable"]}, "also: expected what policies.get returns"),
+    "one policy": ({"also": FULL}, "also: expected policies in a list"),
+    "a request": ({"also": [policies.get("auto")]}, "also: expected what policies.get returns"),
+    "a plan without layers": (
+        {"also": [policies.get("every_k:2")], "num_layers": None},
+        "also: 'every_k:2' is a plan over layers, and there is no num_layers",
+    ),
+    "one tag": ({"keep": "up"}, "keep: expected tags in a list, got 'up'"),
     "hbm_bytes": ({"hbm_bytes": 0}, "hbm_bytes: expected more than 0"),
     "unknown memory": ({"hbm_bytes": None}, "memory of target 'cpu' is unknown"),
     "host_bytes": ({"host_bytes": -1}, "host_bytes: expected at least 0"),
@@ -209,6 +227,93 @@ def test_nonsense_is_refused_in_a_line(case):
     options = {"num_layers": LAYERS, "hbm_bytes": 2**30, "target": "cpu"} | changed
     with pytest.raises(ValueError, match=message):
         jremat.plan(mlp, *mlp_args(), **options)
+
+
+def test_a_numpy_integer_is_a_number_of_layers():
+    found = jremat.plan(mlp, *mlp_args(), num_layers=np.int64(3), hbm_bytes=2**30, target="cpu", compiles=0)
+    assert found.recompute_flops == 0
+
+
+TRIVIAL = {
+    "its input": (lambda w, x: x, 3),
+    "its input, without layers": (lambda w, x: x, None),
+    "no matmul": (lambda w, x: jnp.sin(jnp.tanh(x)), 3),
+    "one result of complex numbers": (lambda w, x: jnp.sin(jnp.fft.fft(x).real), 3),
+}
+
+
+@pytest.mark.parametrize("case", TRIVIAL)
+def test_blocks_with_little_to_choose_have_their_plans(case):
+    block, layers = TRIVIAL[case]
+    found = jremat.plan(block, *mlp_args(), num_layers=layers, hbm_bytes=2**30, target="cpu", compiles=0)
+    assert found.recompute_flops == 0 and found.frontier
+
+
+@pytest.mark.parametrize("spec", ["overhead:0", "overhead:0.5", "budget:0", "budget:0.5"])
+@pytest.mark.parametrize("block", ["no matmul", "a router"])
+def test_requests_hold_where_nothing_or_something_must_be_kept(spec, block):
+    f, args = (routed, routed_args()) if block == "a router" else (TRIVIAL["no matmul"][0], mlp_args())
+    policy = policies.get(spec).resolve(f, *args, num_layers=4, target="cpu")
+    counted = jremat.flops(jax.value_and_grad(lambda w, x: jremat.checkpoint(f, policy)(w, x).sum(), (0, 1)), *args)
+    if spec.startswith("overhead"):
+        assert counted.recompute <= float(spec.partition(":")[2]) * counted.model / 3
+
+
+def test_no_floating_point_is_no_block():
+    with pytest.raises(ValueError, match="args: expected a floating-point array"):
+        jremat.plan(lambda w, x: x + w, jnp.int32(1), jnp.int32(2), num_layers=2, hbm_bytes=2**30, target="cpu")
+
+
+def test_a_requests_options_are_its_own():
+    with pytest.raises(ValueError, match=r"margin: no option of 'budget:0.5'; it takes keep, names_only"):
+        policies.get("budget:0.5").resolve(mlp, *mlp_args(), num_layers=4, target="cpu", margin=0.1)
+    with pytest.raises(ValueError, match="num_layers: expected at least 1, got 0"):
+        policies.get("budget:0.5").resolve(mlp, *mlp_args(), num_layers=0, target="cpu")
+
+
+def test_policies_beside_the_plan_may_come_one_by_one():
+    some = (policies.get(spec) for spec in ("full", "dots_saveable"))
+    found = jremat.plan(mlp, *mlp_args(), num_layers=3, hbm_bytes=2**30, target="cpu", compiles=0, also=some)
+    assert [point.spec for point in found.beside] == ["full", "dots_saveable"]
+
+
+def test_named_policies_cost_the_same_where_only_tags_may_be_kept():
+    options = {"num_layers": 3, "hbm_bytes": 2**30, "target": "cpu", "compiles": 0}
+    named = [policies.get(spec) for spec in ("dots_saveable", "full")]
+    every, tags = (jremat.plan(bare, *mlp_args(), also=named, names_only=n, **options).beside for n in (False, True))
+    assert [p.recompute_flops for p in every] == [p.recompute_flops for p in tags]
+    assert every[0].recompute_flops == 0
+
+
+def test_seconds_are_none_where_flops_are_the_aim():
+    found = jremat.plan(mlp, *mlp_args(), num_layers=3, hbm_bytes=2**30, target="cpu", compiles=0)
+    assert found.objective == "flops"
+    assert found.recompute_seconds is found.step_seconds is found.frontier[0].recompute_seconds is None
+
+
+def test_the_package_is_the_function():
+    assert "hbm_bytes" in inspect.signature(jremat.plan).parameters
+    assert "seq" in inspect.signature(jremat.estimate).parameters
+
+
+def test_a_plan_with_a_value_that_the_block_has_not_is_refused(by_value):
+    policy = by_value.policy
+    lost = replace(policy, values=(*policy.values, ("v999", policy.values[0][1])))
+    with pytest.raises(ValueError, match="keeps the value 'v999', which this function hasn't"):
+        jax.eval_shape(jremat.checkpoint(bare, replace(lost, fingerprint=fingerprint_of_bare())), *mlp_args())
+
+
+def fingerprint_of_bare() -> str:
+    return read_block(bare, *mlp_args(), cost=matmul_flops).problem.fingerprint
+
+
+def test_memory_left_over_is_looked_at_again():
+    """A prediction a quarter too high would leave a quarter of the memory unused after two compiles."""
+    plans = [Policy.save(f"v{k}") for k in range(1000, 0, -10)]
+    choices = [Choice(plan, 1000 - 10 * k, 0, float(k), 0) for k, plan in enumerate(plans)]
+    true = {plan: 500 + choice.kept_bytes for plan, choice in zip(plans, choices)}
+    found = search(choices, 1200, lambda plan: int(1.25 * true[plan]), lambda plan: true[plan])
+    assert found.fits and found.compiled[found.place] >= 0.93 * 1200
 
 
 @settings(max_examples=200, deadline=None)
