@@ -1,11 +1,12 @@
 """The device memory that a step will need at its peak, from its program alone: traced, never compiled."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
@@ -120,7 +121,7 @@ class Peak:
 def traced_peak(
     step: Callable[..., Any],
     *args: Any,
-    donate: Sequence[int] = (),
+    donate: int | Sequence[int] = (),
     jax_version: str | None = None,
     **kwargs: Any,
 ) -> Peak:
@@ -148,10 +149,10 @@ def traced_peak(
 
     Source: liveness as of Aho et al. 2006, section 9.2.5, over XLA's order (``jremat.graph.order``).
     """
-    for position in donate:
-        if not 0 <= position < len(args):
-            raise ValueError(f"donate: expected positions of the {len(args)} arguments, got {position}")
-    return peak_of(take_apart(step, args, kwargs), donate, jax_version or jax.__version__)
+    places = list(donate) if isinstance(donate, Iterable) else [donate]
+    if not all(isinstance(k, int | np.integer) and not isinstance(k, bool) and 0 <= k < len(args) for k in places):
+        raise ValueError(f"donate: expected positions of the {len(args)} arguments, e.g. (0,), got {donate!r}")
+    return peak_of(take_apart(step, args, kwargs), places, jax_version or jax.__version__)
 
 
 def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:

@@ -321,6 +321,8 @@ def _passes_on(name: str, eqn: Any) -> bool:
     """Whether the result is the same memory as the first input."""
     if not eqn.invars or isinstance(eqn.invars[0], core.Literal) or not hasattr(eqn.invars[0].aval, "dtype"):
         return False
+    if not eqn.outvars:  # a callback for its effect alone, e.g. jax.debug.print
+        return False
     given, made = eqn.invars[0].aval, eqn.outvars[0].aval
     if name in ALIASES:
         return len(eqn.outvars) == 1
