@@ -39,9 +39,11 @@ class Op:
         name: JAX's primitive, or ``slice of a stack``, ``write to a stack``, ``zeros``, ``result``.
         eqn, call: the equation, and the call that it is inside of.
         inputs, outputs: in the order of the equation.
+        around: JAX's name scopes of the calls that it is inside of.
         inner: computations that it runs.
         in_place: which input each output takes the place of.
         fused: it has no kernel of its own.
+        defines: bytes of the stack that it writes a slice of.
     """
 
     name: str
@@ -49,14 +51,16 @@ class Op:
     call: Any
     inputs: list[Value]
     outputs: list[Value]
+    around: str = ""
     inner: "tuple[Computation, ...]" = ()
     in_place: dict[int, int] = field(default_factory=dict)
     fused: bool = False
+    defines: int = 0
 
     @property
     def scope(self) -> str:
         """JAX's name scopes around it, outermost first; a call's own stand outside of it."""
-        return "/".join(filter(None, (scopes(eqn) for eqn in (self.call, self.eqn) if eqn is not None)))
+        return "/".join(filter(None, (self.around, scopes(self.eqn) if self.eqn is not None else "")))
 
     @property
     def source(self) -> str:

@@ -4,7 +4,9 @@ Source: XLA's memory scheduler (hlo_memory_scheduler.cc): a greedy list, and a d
 heuristic for which operand to visit first; the one with the least peak is taken for the whole program.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jremat.graph.operations import Computation, Kernel, Value
 
@@ -14,11 +16,13 @@ Order = Callable[[Computation], list[Kernel]]
 def defines(kernel: Kernel) -> int:
     """Bytes of the values that a kernel makes, as XLA's schedulers count them.
 
-    A barrier makes none. A loop makes all that goes round in it, what it only reads included; so it is put off for as
-    long as anything else can run.
+    A barrier makes none. A loop makes all that goes round in it, what it only reads included, and a write of one slice
+    makes the whole stack; so both are put off for as long as anything else can run.
     """
     if kernel.op.name == "optimization_barrier":
         return 0
+    if kernel.op.defines:
+        return kernel.op.defines
     return sum(value.nbytes for value in (kernel.op.inputs if kernel.op.name in ("scan", "while") else kernel.writes))
 
 
@@ -60,40 +64,67 @@ def _after(kernel: Kernel, before: dict[Kernel, list[Kernel]]) -> set[Kernel]:
 
 
 def greedy(computation: Computation) -> list[Kernel]:
-    """Always the kernel that frees most beyond what it makes; of equals the one with most readers."""
+    """Always the kernel that frees most beyond what it makes; of equals the one with most readers.
+
+    What a kernel frees is looked at when it becomes ready, and again after one that reads the same instruction has run:
+    XLA doesn't look again where two matmuls read an array through reshapes of their own, so the second, which would
+    free the array, may wait until nothing else is left.
+    """
     before = predecessors(computation)
     followers: dict[Kernel, list[Kernel]] = {kernel: [] for kernel in before}
     for kernel, earlier in before.items():
         for other in earlier:
             followers[other].append(kernel)
     reads = {k: list(dict.fromkeys(root(v) for v in k.reads if not root(v).held)) for k in before}
+    operands = {k: {(v, _reshaped(k, v)) for v in k.reads} for k in before}
+    siblings: dict[tuple[Value, Any], list[Kernel]] = {}
     unread: dict[Value, int] = {}
-    for values in reads.values():
+    for kernel, values in reads.items():
         for value in values:
             unread[value] = unread.get(value, 0) + 1
+        for operand in operands[kernel]:
+            siblings.setdefault(operand, []).append(kernel)
+
+    def priority(kernel: Kernel) -> tuple[int, int]:
+        if kernel.writes and all(value.nbytes <= 8 for value in kernel.writes):
+            return 1 << 62, 1 << 62  # scalars first
+        freed = sum(value.nbytes for value in reads[kernel] if unread[value] == 1)
+        return freed - defines(kernel), len(followers[kernel])
+
     waits = {kernel: len(earlier) for kernel, earlier in before.items()}
-    ready = [kernel for kernel in before if not waits[kernel]]
+    ready = {kernel: priority(kernel) for kernel in before if not waits[kernel]}  # of equals the last that came
     order: list[Kernel] = []
     while ready:
-        best, best_priority = 0, (-(1 << 62), 0)
-        for k, kernel in enumerate(ready):
-            if kernel.writes and all(value.nbytes <= 8 for value in kernel.writes):
-                priority = (1 << 62, 1 << 62)  # scalars first
-            else:
-                freed = sum(value.nbytes for value in reads[kernel] if unread[value] == 1)
-                priority = freed - defines(kernel), len(followers[kernel])
-            if priority >= best_priority:  # of equals the one that became ready last
-                best, best_priority = k, priority
-        kernel = ready.pop(best)
+        kernel = max(reversed(ready), key=ready.__getitem__)
+        del ready[kernel]
         order.append(kernel)
         for value in reads[kernel]:
             unread[value] -= 1
         for follower in followers[kernel]:
             waits[follower] -= 1
             if not waits[follower]:
-                ready.append(follower)
+                ready[follower] = priority(follower)
+        if any(unread[value] == 1 for value in reads[kernel]):
+            for sibling in {s: None for operand in operands[kernel] for s in siblings[operand] if s in ready}:
+                if priority(sibling) != ready[sibling]:
+                    del ready[sibling]
+                    ready[sibling] = priority(sibling)
     assert len(order) == len(computation.kernels)
     return order
+
+
+def _reshaped(kernel: Kernel, value: Value) -> tuple[Any, ...]:
+    """As what a kernel reads a value: a matmul as a matrix, its rows before what it sums over, or the other way."""
+    op = kernel.op
+    if op.name != "dot_general":
+        return ()
+    side = next((k for k, v in enumerate(op.inputs) if v is value), 0)
+    contracted, batch = (pair[side] for pair in op.eqn.params["dimension_numbers"])
+    shape = op.eqn.invars[side].aval.shape
+    free = [axis for axis in range(len(shape)) if axis not in contracted and axis not in batch]
+    rows, columns = (free, contracted) if side == 0 else (contracted, free)
+    turned = bool(rows and columns) and min(rows) > min(columns)
+    return math.prod(shape[axis] for axis in rows), math.prod(shape[axis] for axis in columns), turned
 
 
 def depth_first(computation: Computation) -> list[Kernel]:

@@ -15,7 +15,7 @@ from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.order import ORDERS
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import aval_bytes, capture, live, opened
+from jremat.graph.trace import capture, device_bytes, live, opened
 
 ASSUMPTIONS = (
     "one device, an NVIDIA GPU of Hopper's kind; XLA's own rematerialization pass is off",
@@ -167,7 +167,7 @@ def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:
     read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, core.Literal)} | {
         v for v in jaxpr.outvars if not isinstance(v, core.Literal)
     }
-    inputs = [aval_bytes(v.aval) if v in read else 0 for v in jaxpr.invars]  # jit drops what nobody reads
+    inputs = [device_bytes(v.aval) if v in read else 0 for v in jaxpr.invars]  # jit drops what nobody reads
     outputs = [v.nbytes for v in computation.outputs]
     table = 8 * len(outputs) if len(outputs) > 1 else 0  # results are handed back in a table of pointers
     alias = _aliased(computation, donated)

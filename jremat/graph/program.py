@@ -10,7 +10,7 @@ from jax.extend import core
 from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
-from jremat.graph.trace import aval_bytes, inner_jaxprs, loop_parts, opened
+from jremat.graph.trace import device_bytes, inner_jaxprs, loop_parts, on_host, opened, scopes
 from jremat.policy.ops import tagged_name
 
 
@@ -26,6 +26,7 @@ class _Reader:
         self.rules = rules
         self.ops: list[Op] = []
         self.made: dict[Any, Op] = {}  # by what it does to what, to do nothing twice
+        self.around = ""  # name scopes of the calls entered
 
     def computation(
         self,
@@ -44,11 +45,11 @@ class _Reader:
             sunk: inputs that are constants, made inside.
             length: how often a loop's body runs, so how many slices a stack has.
         """
-        outer, self.ops, self.made = (self.ops, self.made), [], {}
+        outer, self.ops, self.made, self.around = (self.ops, self.made, self.around), [], {}, ""
         env: dict[Any, Value] = {}
         inputs = []
         for k, var in enumerate(jaxpr.invars):
-            given = Value(var.aval, aval_bytes(var.aval), held=True)
+            given = Value(var.aval, device_bytes(var.aval), held=True)
             inputs.append(given)
             if k < len(sliced) and sliced[k]:
                 # XLA slices the stack where the slice is read: a kernel of its own before a matmul, else fused
@@ -58,7 +59,7 @@ class _Reader:
             else:
                 env[var] = given
         for var in jaxpr.constvars:
-            env[var] = Value(var.aval, aval_bytes(var.aval), held=True)
+            env[var] = Value(var.aval, device_bytes(var.aval), held=True)
         self._equations(jaxpr, env, None)
         outputs = [self._value(v, env) for v in jaxpr.outvars]
         for k, place in enumerate(carried):
@@ -69,19 +70,19 @@ class _Reader:
             "result", None, None, [v for k, v in enumerate(outputs) if not carried or carried[k] is not None], []
         )
         ops = alive(scattered(self.ops))
-        self.ops, self.made = outer
+        self.ops, self.made, self.around = outer
         kernels = kernels_of(ops, self.rules)
         assert result in ops
         return Computation(inputs, outputs, kernels, tuple(carried))
 
     def _value(self, v: Any, env: dict[Any, Value]) -> Value:
         if isinstance(v, core.Literal):
-            return Value(v.aval, aval_bytes(v.aval), held=not getattr(v.aval, "shape", ()))
+            return Value(v.aval, device_bytes(v.aval), held=not getattr(v.aval, "shape", ()))
         return env[v]
 
     def _op(self, name: str, eqn: Any, call: Any, inputs: list[Value], avals: Iterable[Any]) -> Op:
-        op = Op(name, eqn, call, inputs, [])
-        op.outputs = [Value(aval, aval_bytes(aval), op) for aval in avals]
+        op = Op(name, eqn, call, inputs, [], self.around)
+        op.outputs = [Value(aval, device_bytes(aval), op) for aval in avals]
         for value in inputs:
             value.users.append(op)
         self.ops.append(op)
@@ -101,7 +102,9 @@ class _Reader:
             elif name == "convert_element_type" and _widened_back(eqn, inputs[0]):
                 assert inputs[0].maker is not None, "what was narrowed before was made"
                 env[eqn.outvars[0]] = inputs[0].maker.inputs[0]
-            elif _passes_on(name, eqn) or (name == "transpose" and _turned_back(eqn, inputs[0])):
+            elif (_passes_on(name, eqn) and not _between_memories(eqn)) or (
+                name == "transpose" and _turned_back(eqn, inputs[0])
+            ):
                 env[eqn.outvars[0]] = inputs[0]
             elif name in self.rules.entered:
                 self._enter(eqn, inputs, env)
@@ -125,9 +128,11 @@ class _Reader:
         if eqn.primitive.name in ("remat2", "checkpoint") and eqn.params.get("prevent_cse", True):
             # JAX puts an optimization barrier before what is made again: all of its inputs must be there
             given = self._barrier(eqn, given)
-        scope = {var: Value(var.aval, aval_bytes(var.aval), held=True) for var in inner.constvars}
+        scope = {var: Value(var.aval, device_bytes(var.aval), held=True) for var in inner.constvars}
         scope |= dict(zip(inner.invars, given))
+        outer, self.around = self.around, "/".join(filter(None, (self.around, scopes(eqn))))
         self._equations(inner, scope, eqn)
+        self.around = outer
         for out, made in zip(eqn.outvars, inner.outvars):
             env[out] = self._value(made, scope)
 
@@ -315,6 +320,11 @@ def _turns(stack: Value, one: Value) -> bool:
             given = [value for value in op.inputs if value is one or value.maker in one.users]
             waiting += [user for value in given for user in op.outputs[op.inputs.index(value)].users]
     return False
+
+
+def _between_memories(eqn: Any) -> bool:
+    """Whether a value goes from device to host memory, or back: a copy, and another buffer."""
+    return on_host(eqn.invars[0].aval) != on_host(eqn.outvars[0].aval)
 
 
 def _passes_on(name: str, eqn: Any) -> bool:

@@ -272,6 +272,16 @@ def aval_bytes(aval: Any) -> int:
     return math.prod(aval.shape) * dtype.itemsize
 
 
+def on_host(aval: Any) -> bool:
+    """Whether a value lies in the host's memory, where an offload puts it."""
+    return "host" in str(getattr(aval, "memory_space", "")).lower()
+
+
+def device_bytes(aval: Any) -> int:
+    """Bytes of device memory that a value needs: none where it lies on the host."""
+    return 0 if on_host(aval) else aval_bytes(aval)
+
+
 def batched_type(aval: Any, axis: Any) -> Any:
     """The type of ``axis.size`` values of one type, along a new first axis that JAX's batching describes."""
     return private_core.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis)

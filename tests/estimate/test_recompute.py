@@ -26,7 +26,8 @@ MIXES = (
 )
 CASES = [
     *((spec, GPT, "dot", 0.0) for spec in (*GROUPS, *SCHEDULES, *MIXES)),
-    *((spec, LLAMA, "blockwise", 0.1) for spec in (*GROUPS[::2], *SCHEDULES[1::2], *MIXES[2:4])),
+    # Not where attention's result is kept without its log-sum-exp: JAX 0.12 then drops half of the kernel's rerun.
+    *((spec, LLAMA, "blockwise", 0.1) for spec in (*GROUPS[2:5], *SCHEDULES[1::2], *MIXES[2:4])),
 ]
 
 

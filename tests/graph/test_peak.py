@@ -1,13 +1,17 @@
 """The traced peak on programs that can be worked by hand, and on programs of every kind."""
 
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+import policies
 from jremat.graph.peak import ASSUMPTIONS, traced_peak
+from jremat.transform.chain import stack
 
 N = 64
 SQUARE = N * N * 4  # bytes of a float32 [64, 64]
@@ -126,6 +130,65 @@ def test_the_timeline_and_the_buffers_add_up_to_the_peak():
         assert {m.phase for m in found.timeline} >= {"forward", "backward"}
         assert all(0 <= b.born <= b.dies < len(found.timeline) for b in found.buffers)
         assert any("test_peak.py" in b.source for b in found.buffers)
+
+
+def test_what_waits_on_the_host_needs_no_device_memory():
+    row = 512 * N * 4
+    names = {"names_which_can_be_saved": [], "offload_src": "device", "offload_dst": "pinned_host"}
+    kept = jax.checkpoint_policies.save_only_these_names("kept")
+    offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_offloaded=["kept"], **names
+    )
+
+    def peak(policy):
+        def block(h, w):
+            return checkpoint_name(jnp.tanh(h @ w), "kept") @ w, None
+
+        def loss(ws, h):
+            return (lax.scan(jax.checkpoint(block, policy=policy, prevent_cse=False), h, ws)[0] ** 2).mean()
+
+        ws, h = jax.ShapeDtypeStruct((8, N, N), jnp.float32), jax.ShapeDtypeStruct((512, N), jnp.float32)
+        return traced_peak(jax.jit(jax.grad(loss)), ws, h)
+
+    # 8 layers' values are gone, and of what comes back one layer's is alive at a time
+    assert peak(kept).temp_bytes - peak(offloaded).temp_bytes >= 7 * row
+    assert abs(peak(offloaded).temp_bytes - peak(jax.checkpoint_policies.nothing_saveable).temp_bytes) <= row
+
+
+def test_arguments_and_results_on_the_host_are_not_the_devices():
+    there = traced_peak(lambda x: jax.device_put(x @ x, jax.memory.Space.Host), x)
+    assert figures(there) == (SQUARE, 0, 0, SQUARE)  # the product is made on the device first
+
+
+# Matmuls in the program, forward, recomputed, backward: of a layer two, none, four; a loop's body counts once. A layer
+# that is run again leaves its last matmul out, as nobody reads that result.
+PHASES = {
+    "none": (2, 0, 4),
+    "full": (2, 1, 4),
+    "every_k:2": (2, 3, 8),  # two layers run again, the second of them cut short
+    "revolve:2": (4, 3, 4),  # the last layer stands alone; a loop of replays, and each layer's own, cut short
+    "mix:2*full,2*none": (4, 1, 8),
+}
+
+
+@pytest.mark.parametrize("spec", PHASES)
+def test_a_stacks_phases_are_told_apart_however_deep_its_calls_are(spec):
+    layers = stack(lambda w, h: h + jnp.tanh(h @ w) @ w, policies.get(spec), num_layers=4)
+    plain = lambda ws, h: (layers(ws, h) ** 2).mean()
+
+    def step(loss, ws, h):
+        value, gradient = jax.value_and_grad(loss)(ws, h)
+        return ws - 0.1 * gradient, value
+
+    ws, h = jax.ShapeDtypeStruct((4, N, N), jnp.float32), jax.ShapeDtypeStruct((256, N), jnp.float32)
+    for loss in (plain, jax.jit(plain), jax.jit(lambda *args: jax.jit(plain)(*args))):
+        timeline = traced_peak(jax.jit(partial(step, loss)), ws, h).timeline
+        matmuls = [m.phase for m in timeline if m.operation == "dot_general"]
+        assert tuple(matmuls.count(phase) for phase in ("forward", "recompute", "backward")) == PHASES[spec]
+        assert "forward" not in matmuls[PHASES[spec][0] :] and matmuls[-1] == "backward"
+        phases = [m.phase for m in timeline]
+        last = len(phases) - phases[::-1].index("backward")
+        assert "update" not in phases[:last] and "update" in phases[last:]
 
 
 def test_it_names_its_jax_and_its_assumptions():
