@@ -199,7 +199,7 @@ def test_it_names_its_jax_and_its_assumptions():
 
 
 def test_donate_beyond_the_arguments_is_refused():
-    with pytest.raises(ValueError, match="donate: expected positions of the 1 arguments, got 3"):
+    with pytest.raises(ValueError, match=r"donate: expected positions of the 1 arguments.*got \[3\]"):
         traced_peak(jnp.sin, x, donate=[3])
 
 
