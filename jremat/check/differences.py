@@ -1,5 +1,6 @@
 """Two runs held side by side: the first value that differs, and two traces of one function."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,9 @@ def _nearest(value: Any, among: Sequence[Any], exact: set[bytes]) -> float:
 
 
 def _copies(tap: Tap, value: Any) -> Any:
-    return np.asarray(value).reshape(-1, *tap.shape)
+    array = np.asarray(value)
+    copies = math.prod(array.shape[: array.ndim - len(tap.shape)])  # not -1: of no numbers, NumPy can't tell how many
+    return array.reshape(copies, *tap.shape)
 
 
 def between_traces(one: Any, two: Any) -> list[Difference]:

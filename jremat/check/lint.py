@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jremat.check.finding import Finding, Rule
+from jremat.check.given import whole_layers
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.graph.arguments import take_apart
@@ -59,18 +60,17 @@ def lint(
     >>> finding.rule, finding.cost_flops
     ('unknown-name', 256)
     """
+    num_layers = whole_layers(num_layers)
     if isinstance(policy, Request):
         policy = policy.resolve(f, *args, num_layers=layers_of(policy, num_layers), **kwargs)
-    if isinstance(policy, LayerPlan):
-        layers = layers_of(policy, num_layers)
-        distinct = dict.fromkeys(policy.policies(layers))
-        found = [finding for one in distinct for finding in lint(f, *args, policy=one, **kwargs)]
-        return tuple(dict.fromkeys([*found, *_of_stack(f, args, policy, layers)]))
-    subject = subject_of(take_apart(under(f, policy, static_argnames), args, kwargs, static_argnames))
-    subject.policy = policy
-    if not active_places(subject.avals):
-        raise ValueError("args: expected a floating-point array to differentiate by, got none")
-    found = list(findings(subject, RULES))
+    distinct = dict.fromkeys(policy.policies(layers_of(policy, num_layers))) if isinstance(policy, LayerPlan) else ()
+    found: list[Finding] = []
+    for one in distinct or (policy,):
+        subject = subject_of(take_apart(under(f, one, static_argnames), args, kwargs, static_argnames))
+        subject.policy, subject.is_block = one, num_layers is not None
+        if not active_places(subject.avals):
+            raise ValueError("args: expected a floating-point array to differentiate by, got none")
+        found += findings(subject, RULES)
     if num_layers is not None and policy is not None:
         found += _of_stack(f, args, policy, num_layers)
     return tuple(dict.fromkeys(found))
@@ -91,7 +91,8 @@ def findings(subject: Subject, rules: Sequence[Rule]) -> tuple[Finding, ...]:
 
 def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> list[Finding]:
     layer, *rest = args
-    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), leaf.dtype), layer)
+    of_all = lambda leaf: jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), jax.numpy.result_type(leaf))
+    stacked = jax.tree.map(of_all, layer)
     whole = subject_of(take_apart(stack(f, plan, num_layers=num_layers), (stacked, *rest), {}))
     whole.bare = subject_of(take_apart(stack(f, NONE, num_layers=num_layers), (stacked, *rest), {}))
     return list(findings(whole, peaks.RULES))

@@ -12,13 +12,15 @@ import numpy as np
 from jax.extend import core
 
 from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
+from jremat.check.given import a_share, compiling, refuse_abstract, refuse_traced, whole_layers
 from jremat.check.lint import layers_of, under
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.check.taps import Tap, marked, tapped
 from jremat.graph.arguments import take_apart
-from jremat.policy import NONE, LayerPlan
+from jremat.policy import NONE, LayerPlan, Policy, Request
 from jremat.transform.chain import stack
+from jremat.transform.flat import check_lengths
 
 # Rounding units by which two compilations of one function may differ: sums taken in another order.
 _UNITS, _UNITS_HALF = 64, 8
@@ -81,9 +83,9 @@ def replay(
         f: the forward function of a block or a loss.
         args, kwargs: arrays, in pytrees; differentiated by all that float.
         policy: put on ``f``: ours, or a plain one of JAX's; None: the remat that ``f`` already has. A ``LayerPlan``
-            takes ``num_layers``, and ``f`` as ``f(layer_parameters, carry, *shared)`` to the next carry, with stacked
-            parameters.
-        num_layers: of the stack that ``f`` is one block of.
+            takes ``num_layers``.
+        num_layers: a stack of so many of ``f`` is replayed, under a policy or plan of ours: ``f`` as
+            ``f(layer_parameters, carry, *shared)`` to the next carry, its parameters stacked [num_layers, ...].
         tolerance: as a share of each value's largest magnitude; None: 64 rounding units of its dtype, 8 of a half.
         static_argnames: parameters of ``f`` to hold fixed.
         compiler_options: of XLA, for all programs.
@@ -92,36 +94,39 @@ def replay(
         What differs first, if anything does, and how much was compared.
 
     Raises:
-        ValueError: an argument is a shape without values, or nothing floats.
+        ValueError: an argument is a shape without values or a tracer, or nothing floats; the parameters aren't stacked;
+            the tolerance is no share, or XLA doesn't know an option.
 
     >>> x, w = jnp.linspace(0, 1, 32).reshape(8, 4), jnp.eye(4)
     >>> found = replay(jax.checkpoint(lambda x, w: jnp.sin(x @ w) @ w), x, w)
     >>> found.equal, found.first_difference, found.values_rerun
     (True, None, 2)
     """
+    tolerance, compile_, num_layers = a_share(tolerance), compiling(compiler_options), whole_layers(num_layers)
+    refuse_abstract(take_apart(f, args, kwargs).arrays)
     inside: _Block | None = None  # the block of a stack, every value of it marked
     bare: Callable[..., Any] | None
-    if isinstance(policy, LayerPlan):
-        layers = layers_of(policy, num_layers)
+    if num_layers is not None or isinstance(policy, LayerPlan):
+        layers = _layers(policy, num_layers, args, kwargs, static_argnames)
+        if isinstance(policy, Request):
+            policy = policy.resolve(f, _one_layer(args[0]), *args[1:], num_layers=layers)
         inside = _marked_block(f, *args)
         rematted, bare = stack(f, policy, num_layers=layers), stack(f, NONE, num_layers=layers)
         shown = stack(inside.call, policy, num_layers=layers)
     else:
         rematted, bare = under(f, policy, static_argnames), None if policy is None else f
     call = take_apart(rematted, args, kwargs, static_argnames)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in call.arrays):
-        raise ValueError("args: expected arrays with values, got a jax.ShapeDtypeStruct; a replay is run")
     arrays = [jnp.asarray(leaf) for leaf in call.arrays]
     if not active_places(arrays):
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
     subject, again = subject_of(call), _traced_anew(rematted, args, kwargs, static_argnames)
+    refuse_traced(subject.closed.consts)
     if bare is None:
         without = subject.without(subject.sites)
     else:
         without = subject_of(take_apart(bare, args, kwargs, static_argnames))
     named = marked(subject.closed if inside is None else subject_of(take_apart(shown, args, kwargs)).closed)
     taps = named.taps if inside is None else named.taps | inside.taps
-    compile_ = lambda run: jax.jit(run, compiler_options=dict(compiler_options or {}))
     compared = [*between_traces(subject.closed, again.closed)]
     try:
         compared += _inside(Subject(named.closed).step, taps, arrays, compile_)
@@ -144,9 +149,30 @@ class _Block:
     taps: dict[str, Tap]
 
 
+def _layers(policy: Any, num_layers: int | None, args: Any, kwargs: Any, static_argnames: Any) -> int:
+    """Of how many layers a stack is replayed.
+
+    Raises:
+        ValueError: what is handed over is no stack's.
+    """
+    layers = layers_of(policy, num_layers)
+    if not isinstance(policy, Policy | LayerPlan | Request):
+        raise ValueError(
+            f"num_layers: expected a policy or a plan of ours beside it, e.g. policies.get('full'), got {policy!r}; "
+            "without one f is replayed alone"
+        )
+    if len(args) < 2 or kwargs or static_argnames:
+        raise ValueError("args: expected those of a stack, f(layer_parameters, carry, *shared), all by position")
+    check_lengths(args[0], layers)
+    return layers
+
+
+def _one_layer(stacked: Any) -> Any:
+    return jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), stacked)
+
+
 def _marked_block(f: Callable[..., Any], stacked: Any, *rest: Any) -> _Block:
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), stacked)
-    closed, out = jax.make_jaxpr(f, return_shape=True)(one, *rest)
+    closed, out = jax.make_jaxpr(f, return_shape=True)(_one_layer(stacked), *rest)
     named, tree = marked(closed, "block."), jax.tree.structure(out)
 
     def call(*args: Any) -> Any:

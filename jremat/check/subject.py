@@ -25,10 +25,11 @@ class Subject:
         closed: the function's program, a closed jaxpr.
         policy: the policy that the lint was given and put on the whole function, or None.
         bare: the program before that policy, where there is one.
+        is_block: whether it is one layer of a stack, so that its remats are inside of the stack's loop.
     """
 
-    def __init__(self, closed: Any, policy: Any = None, bare: "Subject | None" = None):
-        self.closed, self.policy, self.bare = closed, policy, bare
+    def __init__(self, closed: Any, policy: Any = None, bare: "Subject | None" = None, is_block: bool = False):
+        self.closed, self.policy, self.bare, self.is_block = closed, policy, bare, is_block
         self._without: dict[frozenset[int], Subject] = {}
 
     @property
@@ -53,8 +54,8 @@ class Subject:
 
     @property
     def is_loss(self) -> bool:
-        """Whether it returns numbers alone, so that its gradient is the whole step's."""
-        return all(v.aval.size == 1 for v in self.jaxpr.outvars if _floats(v.aval))
+        """Whether it returns numbers alone, so that its gradient is the whole step's; a block's are a small carry."""
+        return not self.is_block and all(v.aval.size == 1 for v in self.jaxpr.outvars if _floats(v.aval))
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return core.jaxpr_as_fun(self.closed)(*arrays)

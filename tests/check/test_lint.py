@@ -4,12 +4,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jremat
 import policies
 from jremat.check import RULES
-from tests.check.programs import CLEAN, FAULTS, JAX, W, X, deep, every_second, grouped, mlp, two_matmuls
+from tests.check.programs import CLEAN, FAULTS, JAX, Case, W, X, deep, every_second, grouped, mlp, two_matmuls
 
 
 def cases(programs):
@@ -84,6 +85,79 @@ def test_findings_in_a_scan_are_counted_once_a_turn():
 def test_a_wrong_policy_is_named(policy, message):
     with pytest.raises(ValueError, match=message):
         jremat.lint(mlp, X, W, policy=policy)
+
+
+@pytest.mark.parametrize("num_layers", ["3", 0, -1, 2.0, True])
+def test_a_wrong_number_of_layers_is_named(num_layers):
+    for policy in (None, policies.get("full"), policies.get("every_k:2")):
+        with pytest.raises(ValueError, match="num_layers: expected a whole number of at least 1, got"):
+            jremat.lint(mlp, X, W, policy=policy, num_layers=num_layers)
+
+
+def test_a_number_of_layers_may_be_numpys():
+    args = {"policy": policies.get("every_k:2")}
+    block = lambda w, x: mlp(x, w)
+    assert jremat.lint(block, W, X, num_layers=np.int64(4), **args) == jremat.lint(block, W, X, num_layers=4, **args)
+
+
+# -- what is wrong of a whole program is right of one block of a stack -----------------------------------------------
+
+
+def one_number(w, x):
+    return jnp.tanh(jnp.tanh(x * w).sum() * w.sum()).reshape(1)
+
+
+def scanned(w, x):
+    return x + jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=4)[0]
+
+
+def mapped(w, x):
+    return x + jax.lax.map(lambda row: jnp.tanh(jnp.tanh(row @ w) @ w), x)
+
+
+def turned(w, x):
+    return x + jax.lax.fori_loop(0, 4, lambda _, c: jnp.tanh(c @ w), x)
+
+
+NUMBERS = (jnp.ones(64), jnp.ones(1))
+
+
+@pytest.mark.parametrize(
+    "slug, block, args",
+    [
+        ("whole-loss", one_number, NUMBERS),
+        ("bare-scan-body", scanned, (W, X)),
+        ("bare-scan-body", mapped, (W, X)),
+        ("bare-scan-body", turned, (W, X)),
+    ],
+)
+def test_a_block_of_a_stack_is_not_taken_for_the_whole(slug, block, args):
+    assert slug in {finding.rule for finding in jremat.lint(block, *args, policy=policies.get("full"))}
+    own = jax.checkpoint(block)
+    assert slug in {finding.rule for finding in jremat.lint(own, *args)}
+    for spec in ("full", "every_k:2", "alternate:2"):
+        assert slug not in {f.rule for f in jremat.lint(block, *args, policy=policies.get(spec), num_layers=4)}
+    assert slug not in {finding.rule for finding in jremat.lint(own, *args, num_layers=4)}
+
+
+@pytest.mark.parametrize("block", [scanned, mapped, turned])
+def test_much_is_saved_by_a_layer_with_a_loop_in_it(block):
+    """As the rule would deny: by the predicted peak of a stack of eight."""
+    ws = jnp.ones((8, *W.shape))
+    step = lambda policy: jax.grad(
+        lambda ws, x: jremat.stack(block, policies.get(policy), num_layers=8)(ws, x).sum(), argnums=(0, 1)
+    )
+    full, none = (jremat.traced_peak(step(policy), ws, X).temp_bytes for policy in ("full", "none"))
+    assert full < 0.7 * none
+
+
+def test_a_print_is_no_value_that_a_policy_could_keep():
+    def printing(x, w):
+        jax.debug.print("{}", x)
+        return jnp.sin(x @ w) @ w
+
+    case = Case(lambda x, w: jax.checkpoint(printing, policy=JAX.dots_saveable)(x, w), (X, W), third=True)
+    assert "side-effect" in {finding.rule for finding in case.lint()}
 
 
 def test_nothing_that_floats_is_an_error():

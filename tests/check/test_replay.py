@@ -198,3 +198,84 @@ def test_a_shape_without_values_can_not_be_replayed():
         jremat.replay(jnp.sin, X, policy="full")
     with pytest.raises(ValueError, match="expected a floating-point array"):
         jremat.replay(lambda n: n + 1, jnp.arange(3))
+
+
+# -- what it is given ----------------------------------------------------------------------------------------------
+
+
+def rowwise(w, x):
+    return x + jnp.sin(tag(x @ w, "up")) @ w
+
+
+WS = jnp.linspace(0.5, 1.0, 64).reshape(4, 4, 4)
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), -1, -1e-9, "x", float("inf"), True, [1e-3]])
+def test_a_tolerance_that_is_no_share_is_refused(tolerance):
+    with pytest.raises(ValueError, match="tolerance: expected a share of at least 0"):
+        jremat.replay(with_a_counter, X, W, tolerance=tolerance)
+    assert not replayed(with_a_counter, X, W, tolerance=np.float32(1e-3)).equal
+
+
+def test_one_policy_and_a_number_of_layers_are_a_stack():
+    found = replayed(rowwise, WS, X, policy=policies.get("full"), num_layers=np.int64(4))
+    assert found == replayed(rowwise, WS, X, policy=policies.get("every_k:1"), num_layers=4)
+    assert found.equal and found.values_rerun > 0
+    calls = itertools.count()
+
+    def impure(w, x):
+        return rowwise(w, x) * next(calls)
+
+    assert not replayed(impure, WS, X, policy=policies.get("full"), num_layers=4).equal
+
+
+@pytest.mark.parametrize("policy", ["full", "every_k:2", "none"])
+def test_parameters_that_are_not_stacked_are_named(policy):
+    with pytest.raises(
+        ValueError, match=r"parameters\['w'\]: expected \[5, \.\.\.\], one entry per layer, got \[4, 4\]"
+    ):
+        jremat.replay(lambda p, x: rowwise(p["w"], x), {"w": W}, X, policy=policies.get(policy), num_layers=5)
+
+
+def test_a_number_of_layers_that_would_do_nothing_says_so():
+    for policy in (None, jax.checkpoint_policies.dots_saveable):
+        with pytest.raises(ValueError, match="num_layers: expected a policy or a plan of ours beside it"):
+            jremat.replay(rowwise, WS, X, policy=policy, num_layers=4)
+    for wrong in ("3", 0, 2.5):
+        with pytest.raises(ValueError, match="num_layers: expected a whole number of at least 1"):
+            jremat.replay(rowwise, WS, X, policy=policies.get("full"), num_layers=wrong)
+    with pytest.raises(ValueError, match="args: expected those of a stack"):
+        jremat.replay(rowwise, WS, policy=policies.get("full"), num_layers=4, x=X)
+
+
+@pytest.mark.parametrize(
+    "options", [{"no_such_option": 1}, {"xla_backend_optimization_level": "much"}, {3: 1}, {"a": object()}, ["a"]]
+)
+def test_options_that_the_compiler_does_not_know_are_named(options):
+    with pytest.raises(ValueError, match="compiler_options: "):
+        jremat.replay(jnp.sin, X, compiler_options=options)
+
+
+def test_a_replay_inside_of_a_trace_says_so():
+    seen = []
+    for transform in (jax.jit, lambda f: jax.grad(lambda x: f(x).sum()), jax.vmap):
+        for f in (lambda x: jremat.replay(jnp.sin, x), lambda x: jremat.replay(lambda y: y * x.sum(), X)):
+            with pytest.raises(ValueError, match=r"tracer; a replay is run: call it\s+outside of jax\.jit"):
+                transform(lambda x, f=f: seen.append(f(x)) or x)(X)
+    assert not seen
+
+
+def nothing_in_it(w, x):
+    return jnp.tanh(x @ w)
+
+
+def associative(w, x):
+    return x + jax.lax.associative_scan(jnp.multiply, x @ w, axis=0)
+
+
+@pytest.mark.parametrize("block, x", [(nothing_in_it, X[:0]), (associative, X), (associative, X[:5])])
+def test_values_without_numbers_are_replayed(block, x):
+    for policy in (None, policies.get("full"), policies.get("none")):
+        assert replayed(block, W, x, policy=policy).equal
+    found = replayed(block, WS, x, policy=policies.get("every_k:2"), num_layers=4)
+    assert found.equal and (found.values_rerun > 0) == bool(x.size)

@@ -52,6 +52,8 @@ def _whole_loss(subject: Subject) -> Iterator[Finding]:
 
 
 def _bare(subject: Subject) -> Iterator[Finding]:
+    if subject.is_block:  # one layer is replayed at a time, so what all others keep is saved
+        return
     for site in subject.sites:
         scan = None if site.around or site.loops else _bare_scan(site)
         if scan is None:

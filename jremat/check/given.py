@@ -1,0 +1,95 @@
+"""What a lint or a replay is given, held against what it can be."""
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def whole_layers(num_layers: Any) -> int | None:
+    """A number of layers, or None.
+
+    Raises:
+        ValueError: anything else.
+
+    >>> whole_layers(3), whole_layers(None)
+    (3, None)
+    """
+    if num_layers is None:
+        return None
+    try:
+        layers = None if isinstance(num_layers, bool) else operator.index(num_layers)
+    except TypeError:
+        layers = None
+    if layers is None or layers < 1:
+        raise ValueError(f"num_layers: expected a whole number of at least 1, got {num_layers!r}")
+    return layers
+
+
+def a_share(tolerance: Any) -> float | None:
+    """A tolerance, or None.
+
+    Raises:
+        ValueError: no number, one below 0, or one that nothing is beyond.
+
+    >>> a_share(1e-3), a_share(0)
+    (0.001, 0.0)
+    """
+    if tolerance is None:
+        return None
+    share = float(tolerance) if isinstance(tolerance, numbers.Real) and not isinstance(tolerance, bool) else math.nan
+    if 0 <= share < math.inf:
+        return share
+    raise ValueError(f"tolerance: expected a share of at least 0, e.g. 1e-3, got {tolerance!r}")
+
+
+def compiling(options: Mapping[str, Any] | None) -> Callable[..., Any]:
+    """``jax.jit`` under options of XLA's.
+
+    Raises:
+        ValueError: XLA doesn't know one, or can't read its value.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"compiler_options: expected names with values, e.g. {{'xla_...': True}}, got {options!r}")
+    chosen = dict(options or {})
+    if chosen:
+        try:
+            jax.jit(lambda: 0, compiler_options=chosen)()
+        except (jax.errors.JaxRuntimeError, TypeError) as error:
+            said = str(error).removeprefix("INVALID_ARGUMENT: ").splitlines()[0]
+            unread = "expected names of XLA's options with a word, a number or a truth"
+            why = said if isinstance(error, jax.errors.JaxRuntimeError) else unread
+            raise ValueError(f"compiler_options: {why}, got {chosen!r}") from None
+    return lambda run: jax.jit(run, compiler_options=chosen)
+
+
+def refuse_abstract(arrays: Sequence[Any]) -> None:
+    """A replay is run, so it needs numbers, and nobody around who only traces it.
+
+    Raises:
+        ValueError: a shape, a tracer, or a call inside ``jax.jit``.
+    """
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays):
+        raise ValueError("args: expected arrays with values, got a jax.ShapeDtypeStruct; a replay is run")
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in [*arrays, jnp.add(0, 0)]):
+        raise ValueError(
+            "args: expected arrays with values, got a tracer; a replay is run: call it outside of jax.jit, jax.grad "
+            "and jax.vmap"
+        )
+
+
+def refuse_traced(consts: Sequence[Any]) -> None:
+    """As ``refuse_abstract``, of what a function closes over.
+
+    Raises:
+        ValueError: a tracer.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in consts):
+        raise ValueError(
+            "f: expected a function of arrays with values, but it closes over a tracer; a replay is run: call it "
+            "outside of jax.jit, jax.grad and jax.vmap"
+        )
