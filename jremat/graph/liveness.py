@@ -97,12 +97,12 @@ class _Heap:
                 found.ops.append((kernel.op,))
             step = len(found.alive) - 1
             for value in {root(v) for v in (*kernel.reads, *kernel.writes)}:
-                life = self.buffers.get(value)
-                if life is None:
+                held = self.buffers.get(value)
+                if held is None:
                     continue
-                life.dies = step
-                if self.last.get(value, t) <= t and life.values[-1] is value:
-                    alive -= life.nbytes
+                held.dies = step
+                if self.last.get(value, t) <= t and held.values[-1] is value:
+                    alive -= held.nbytes
                     del self.buffers[value]
         return found
 
@@ -118,12 +118,12 @@ class _Heap:
         """A buffer for a value: one that dies here, or a new one. Returns the bytes that are new."""
         candidates, in_place = place
         for candidate in map(root, candidates):
-            life = self.buffers.get(candidate)
-            fits = life is not None and (not candidate.held or in_place or self.place.get(value) is candidate)
-            if fits and candidate not in taken and self.last[candidate] == t:
+            old = self.buffers.get(candidate)
+            fits = not candidate.held or in_place or self.place.get(value) is candidate
+            if old is not None and fits and candidate not in taken and self.last[candidate] == t:
                 taken.add(candidate)
-                life.values.append(value)
-                self.buffers[value] = life
+                old.values.append(value)
+                self.buffers[value] = old
                 del self.buffers[candidate]
                 return 0
         nbytes = value.nbytes
