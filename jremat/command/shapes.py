@@ -12,6 +12,7 @@ _SHORT = {
     **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
     **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
     **{f"u{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+    **{f"c{n}": f"complex{n}" for n in (64, 128)},
     "bf16": "bfloat16",
 }
 _DTYPES = (*_SHORT, *_SHORT.values(), "bool")
@@ -82,4 +83,7 @@ def _dtype(name: str) -> Any:
         near = difflib.get_close_matches(name, _DTYPES, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"args: expected a dtype such as f32, bf16 or i32, got {name!r}{hint}")
-    return jnp.dtype(_SHORT.get(name, name))
+    dtype = jnp.dtype(_SHORT.get(name, name))
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # JAX would take half of it in silence
+        raise ValueError(f"args: {name} needs JAX's 64 bits; set JAX_ENABLE_X64=1")
+    return dtype

@@ -5,15 +5,15 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it there.
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write ``content`` beside ``path`` and rename it there.
 
     A file that is there keeps its mode, a link its target; what is no regular file, e.g. ``/dev/stdout``, is written to
     as it stands.
 
     Args:
         path: of the file, overwritten.
-        text: all of it, written in UTF-8.
+        content: all of it; text is written in UTF-8.
 
     Raises:
         OSError: it can't be written, with ``path`` for a file name; what was there still is, and nothing beside it.
@@ -23,15 +23,16 @@ def write_whole(path: str | Path, text: str) -> None:
     ...     sorted(p.name for p in Path(folder).iterdir()), Path(folder, "figures.json").read_text()
     (['figures.json'], '{}')
     """
+    data = content.encode() if isinstance(content, str) else content
     beside = ""
     try:
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_bytes(data)
             return
         descriptor, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         Path(beside).chmod(_mode(target))

@@ -4,6 +4,7 @@ Each function takes plain data and writes ``FOLDER/NAME.png`` and ``FOLDER/NAME.
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from jremat.policy.files import write_whole
 from jremat.report.labels import place
 from jremat.report.paint import AREAS, LINES, SERIES
 
@@ -201,7 +203,9 @@ def _drawn(folder: Path, name: str, size: tuple[float, float]) -> Iterator[tuple
         stem = name.replace("/", "_")
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             path = folder / f"{stem}.{kind}"
-            figure.savefig(path, metadata=metadata)  # no dates and versions: the same figures, the same file
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=kind, metadata=metadata)  # no dates and versions: the same figures, same file
+            write_whole(path, drawn.getvalue())
             files.append(path)
 
 

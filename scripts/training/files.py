@@ -2,13 +2,14 @@
 
 import contextlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from jremat.policy.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,12 @@ def probe(folder: Path) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any] | list[Any]) -> None:
-    """Write ``data`` beside ``path`` and rename it there, so that a reader sees all of it or none.
+    """Write ``data`` whole or not at all.
 
     Raises:
         OSError: nothing is left behind.
     """
-    name = ""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(data, file, indent=1, allow_nan=False)
-            file.write("\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        if name:
-            Path(name).unlink(missing_ok=True)
+    write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def rewind(metrics: Path, step: int) -> list[dict[str, Any]]:
@@ -101,9 +90,7 @@ def rewind(metrics: Path, step: int) -> list[dict[str, Any]]:
     """
     kept = [line for line in _lines(metrics) if line["step"] <= step]
     text = "".join(json.dumps(line) + "\n" for line in kept)
-    beside = metrics.with_name(f".{metrics.name}.rewound")
-    beside.write_text(text)
-    beside.replace(metrics)
+    write_whole(metrics, text)
     return kept
 
 

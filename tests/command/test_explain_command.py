@@ -157,3 +157,12 @@ def test_it_is_quiet_as_a_process(folder):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=True)
     assert done.stderr == "" and "made again" in done.stdout
+
+
+def test_complex_arrays_are_explained(folder, capsys):
+    kept = [
+        explained(folder, "mine_for_explain:mlp", "--args", *(f"{dtype}[{n}]" for n in ("8,4", "4,16", "16,4")))
+        for dtype in ("f32", "c64")
+    ]
+    assert {row["dtype"] for row in kept[1]["rows"] if row["fate"] == "kept"} == {"complex64"}
+    assert kept[1]["kept_bytes"] == 2 * kept[0]["kept_bytes"] > 0

@@ -53,6 +53,11 @@ def test_a_new_file_is_as_open_makes_it_and_an_old_one_keeps_its_mode(tmp_path):
     assert path.read_text() == "two"
 
 
+def test_bytes_are_written_as_they_are(tmp_path):
+    write_whole(tmp_path / "picture.png", b"\x89PNG\r\n\x00")
+    assert (tmp_path / "picture.png").read_bytes() == b"\x89PNG\r\n\x00"
+
+
 def test_a_link_stays_one(tmp_path):
     (tmp_path / "there").mkdir()
     link = tmp_path / "link.json"
