@@ -1,5 +1,5 @@
 """The scripts' manners are the installed command's."""
 
-from jremat.command.line import exit_code, fail, one_line, parse, run, unwritten, warn
+from jremat.command.line import exit_code, fail, one_line, parse, run, uninterrupted, unwritten, warn
 
-__all__ = ["exit_code", "fail", "one_line", "parse", "run", "unwritten", "warn"]
+__all__ = ["exit_code", "fail", "one_line", "parse", "run", "uninterrupted", "unwritten", "warn"]

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.cli import fail, parse, run
+from scripts.cli import fail, parse, run, uninterrupted
 from scripts.training.config import Run
 
 PROGRAM = "train"
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from scripts.startup import start_jax  # what follows imports JAX
 
     start_jax()
-    from scripts.training.session import session
+    with uninterrupted():
+        from scripts.training.session import session
 
     return session(run, PROGRAM)
 

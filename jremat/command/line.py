@@ -12,12 +12,15 @@ import os
 import re
 import signal
 import sys
+import threading
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar
 
 T = TypeVar("T")
 STDOUT = "standard output"
+_DEAF = ("_xla_gc_callback", "cb")  # JAX's and the import locks' callbacks, from which no exception gets out
 
 
 def run(main: Callable[[], int], program: str) -> NoReturn:
@@ -36,8 +39,9 @@ def exit_code(main: Callable[[], int], program: str) -> int:
         program: its name, in front of what is told here.
     """
     _open_streams()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # a script that was quiet while its modules loaded
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+        with contextlib.suppress(ValueError):  # outside of the main thread, which no Ctrl-C reaches
+            signal.signal(signal.SIGINT, _interrupted)
     try:
         code = _ended(main)
         sys.stdout.flush()
@@ -50,6 +54,38 @@ def exit_code(main: Callable[[], int], program: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one, while things are put away, needs no traceback
         code = fail(program, "stopped", 130)
     return code
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put a Ctrl-C off to the end: an import of native code that it breaks off fails or hides it."""
+    before = signal.getsignal(signal.SIGINT)
+    if (
+        before not in (signal.default_int_handler, _interrupted)
+        or threading.current_thread() != threading.main_thread()
+    ):
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """As Python's own handler, but where what is raised would be dropped, a little later."""
+    while frame is not None:
+        if frame.f_code.co_name in _DEAF:
+            again = threading.Timer(0.05, signal.raise_signal, (number,))
+            again.daemon = True
+            again.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _ended(main: Callable[[], int]) -> int:

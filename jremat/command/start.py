@@ -12,24 +12,29 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from jremat.command.line import uninterrupted
+
 # What the plugin's libraries write to descriptor 2 when they find no driver (XLA's cudart_stub.cc).
 _NOISE = (b"cudart_stub.cc", b"All log messages before absl::InitializeLog() is called")
 
 
 def start_jax() -> None:
-    """Import JAX and start its default backend.
+    """Import JAX and start its default backend; a Ctrl-C meanwhile comes afterwards.
 
-    With an NVIDIA driver nothing is touched. Without one, the plugin's version check is turned off through its own
-    switch, so that the plugin registers and JAX falls back to the CPU, and the lines of ``_NOISE`` are dropped from
-    stderr; every other line comes through.
+    With an NVIDIA driver it is imported, and nothing is touched. Without one, the plugin's version check is turned off
+    through its own switch, so that the plugin registers and JAX falls back to the CPU, and the lines of ``_NOISE`` are
+    dropped from stderr; every other line comes through.
     """
-    if _has_nvidia_driver():
-        return
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    with _without_noise():
-        import jax
+    with uninterrupted():
+        if _has_nvidia_driver():
+            import jax
 
-        jax.devices()
+            return
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+        with _without_noise():
+            import jax
+
+            jax.devices()
 
 
 def _has_nvidia_driver() -> bool:

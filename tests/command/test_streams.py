@@ -91,6 +91,46 @@ def test_ctrl_c_while_jremat_explain_traces_is_one_line(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "jremat explain: error: stopped\n")
 
 
+LOADING = """
+import os, signal, sys
+from jremat.command.line import run, uninterrupted
+def main():
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        print("loaded")
+    print("never")
+    return 0
+run(main, "p")
+"""
+
+
+def test_ctrl_c_while_native_code_loads_comes_afterwards():
+    done = shell(("-c", LOADING), "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "loaded\n", "p: error: stopped\n")
+
+
+DEAF = """
+import os, signal, time
+from jremat.command.line import run
+def _xla_gc_callback():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+    except BaseException:
+        pass
+def main():
+    _xla_gc_callback()
+    time.sleep(30)
+    return 0
+run(main, "p")
+"""
+
+
+def test_ctrl_c_is_not_lost_in_a_callback_that_drops_it():
+    done = shell(("-c", DEAF), "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "p: error: stopped\n")
+
+
 def _stopped(*_):
     raise BrokenPipeError
 
