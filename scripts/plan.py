@@ -8,16 +8,18 @@ Exit codes: 0 a plan that fits; 1 nothing fits; 2 something that the user can pu
 """
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.output import quiet_pipe
+from jremat.command.line import fail, parse, run, unwritten
 from jremat.policy.files import write_whole
-from scripts.cli import fail, parse
 from scripts.planning.config import Planning
 from scripts.startup import start_jax
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
-        return fail(PROGRAM, f"cannot write {error.filename}: {error.strerror}")
+        return fail(PROGRAM, unwritten(error))
 
 
 def _run(flags: Planning) -> int:
@@ -164,7 +166,4 @@ def _draw(answer: Any, folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(quiet_pipe())
+    run(main, PROGRAM)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,9 +133,3 @@ def lint(subject: Subject) -> Sequence[Any]:
         return jremat.lint(subject.forward, *subject.args, **subject.kwargs)
     f, args = subject.written
     return jremat.lint(f, *args, policy=subject.rules, num_layers=subject.num_layers, **subject.kwargs)
-
-
-def quiet_pipe() -> int:
-    """Whoever read the output has had enough of it: no error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141

@@ -6,7 +6,7 @@ has at most two of them. The layers that keep least come first: the last ones ar
 free before the others'. Below what full remat needs come groups, then binomial schedules.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -123,6 +123,9 @@ class Stack:
         pairs = [*zip(points, policies)]
         for point, policy in pairs:
             yield self._mixed((self.num_layers, point, policy))
+        if not budget:  # between the frontier's corners too: mixes are coarse where layers are few
+            for point in between(self.block, points):
+                yield self._mixed((self.num_layers, point, self.block.policy(point)))
         for low, high in pairwise(pairs):
             for first in range(1, self.num_layers):
                 yield self._mixed((first, *low), (self.num_layers - first, *high))
@@ -154,6 +157,15 @@ def mixed(parts: list[tuple[int, Policy]]) -> LayerPlan:
     counts = [*(str(layers) for layers, _ in parts[:-1]), "rest"]
     label = ",".join(f"{n}*{policy.spec.replace(',', '+')}" for n, (_, policy) in zip(counts, parts))
     return LayerPlan(tuple(Segment((policy,), layers) for layers, policy in parts), label=f"mix:{label}")
+
+
+def between(block: Block, corners: Sequence[Outcome], points: int = 16) -> Iterator[Outcome]:
+    """Exact answers to ``points`` budgets between the corners of a convex frontier."""
+    least, most = corners[0].kept_bytes, corners[-1].kept_bytes
+    for k in range(1, points):
+        outcome = best(block.problem, Budget(least + (most - least) * k // points))
+        assert outcome is not None, "the first corner is within each of these budgets"
+        yield outcome
 
 
 def with_host(block: Block, host_bytes: int, points: int = 24) -> tuple[Outcome, ...]:

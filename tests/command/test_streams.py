@@ -77,7 +77,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("name", ["bench", "compare_torch", "estimate", "explain", "train"])
+@pytest.mark.parametrize("name", ["bench", "compare_torch", "estimate", "explain", "plan", "train"])
 def test_ctrl_c_is_one_line(name):
     done = shell(("-c", INTERRUPTED, str(ROOT / "scripts" / f"{name}.py")), "")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{name}: error: stopped\n")
