@@ -77,10 +77,12 @@ def plan(
             target is a chip that the table knows.
         cost: of each operation, e.g. measured, in place of the roofline.
         also: policies and plans to consider beside the planner's own, and to report in ``.beside``.
-        keep: tags of values that must not be made twice, e.g. a router's logits.
+        keep: tags of values that must not be made twice, e.g. a router's logits; what a choice by value (top-k, sort,
+            argmax) is made from never is. No plan is chosen that makes one again, full remat and groups among them.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
-        compiles: at most so many, where one of them fits; 0: none, the prediction is the answer.
+        compiles: to spend on a plan that fits; a few more are spent where much of the memory would be left over, where
+            nothing fits so far, and on a policy of ``also`` that is faster. 0: none, the prediction is the answer.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
@@ -118,7 +120,11 @@ def plan(
     # Policies by name are costed on the block with all of its values, whatever the plan itself may keep.
     whole = read(False) if names_only else stack
     named = tuple(_understood(also, whole))
-    allowed = [choice for choice in (whole.choice(FULL), whole.choice(NONE), *named) if choice.host_bytes <= host_bytes]
+    allowed = [
+        choice
+        for choice in (whole.choice(FULL), whole.choice(NONE), *named)
+        if choice.host_bytes <= host_bytes and not whole.repeats_a_decision(choice.plan)
+    ]
     answer = or_named(answered(found, choices), allowed, limit, traced, confirm)
     answer = replace(answer, compiles=compiled.cache_info().misses)
     base = _base_seconds(wanted, whole, kind) if chosen == "seconds" else None

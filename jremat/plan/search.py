@@ -44,7 +44,7 @@ def search(
         limit_bytes: for the whole step.
         predict: without a compile.
         confirm: by the compiler; None: the prediction is the answer.
-        compiles: so many at most, where one of them fits.
+        compiles: to spend where one of them fits; more where much of the memory is left over or nothing fits so far.
 
     >>> from jremat.policy import FULL
     >>> choices = [Choice(FULL, kept, 0, 10 - kept, 0) for kept in (9, 6, 3, 0)]

@@ -111,12 +111,22 @@ class Stack:
         """
         found = [*self._mixes(host_bytes)]
         if groups and self.num_layers > 1:
-            found += [self.choice(plan) for plan in self._below_full()]
+            found += [self.choice(plan) for plan in self._below_full() if not self.repeats_a_decision(plan)]
         return _worth_a_look(found)
 
+    def repeats_a_decision(self, plan: Policy | LayerPlan) -> bool:
+        """Whether a plan makes again what must not be made twice."""
+        nodes = self.block.problem.nodes
+        if not any(node.forced for node in nodes):
+            return False
+        segments = () if isinstance(plan, Policy) else plan.resolve(self.num_layers)
+        if any(segment.group > 1 or segment.slots is not None for segment in segments):
+            return True  # a replay runs whole layers
+        policies = {plan} if isinstance(plan, Policy) else set(plan.policies(self.num_layers))
+        return any(nodes[place].forced for policy in policies for place in self.block.outcome(policy).recomputed)
+
     def _mixes(self, host_bytes: int) -> Iterator[Choice]:
-        yield self.choice(FULL)
-        yield self.choice(NONE)
+        yield from (self.choice(plan) for plan in (FULL, NONE) if not self.repeats_a_decision(plan))
         budget = host_bytes // self.num_layers
         points = with_host(self.block, budget) if budget else convex_frontier(self.block.problem)
         policies = [self.block.policy(point) for point in points]

@@ -10,7 +10,8 @@ import pytest
 import jremat
 import policies
 from jremat.check import RULES
-from tests.check.programs import CLEAN, FAULTS, JAX, Case, W, X, deep, every_second, grouped, mlp, two_matmuls
+from tests.check.cases import CLEAN, FAULTS
+from tests.check.programs import JAX, Case, W, X, deep, every_second, grouped, mlp, two_matmuls
 
 
 def cases(programs):

@@ -1,4 +1,4 @@
-"""The whole planner beside named policies and budgets, compiled: never over, hardly slower than a named one there."""
+"""The whole planner beside named policies and budgets, compiled: never over, never slower than a named one there."""
 
 from dataclasses import replace
 
@@ -20,12 +20,11 @@ from models.transformer import Carry, block_apply, init_params
 L = 6
 NAMED = ("full", "save:attn_out,mlp_up", "maxtext:minimal_with_context", "none")
 H200 = chip("h200")
-_PASSED_OVER = 1.05
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size, attention", [("gpt2", "dot"), ("llama-1b", "blockwise")])
-def test_at_no_more_peak_hardly_a_named_policy_is_faster_and_no_budget_is_broken(size, attention):
+def test_at_no_more_peak_no_named_policy_is_faster_and_no_budget_is_broken(size, attention):
     config = replace(get(size), num_layers=L, attention=attention, dropout=0.0, compute_dtype="bfloat16")
     stacked = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))["blocks"]
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
@@ -45,7 +44,6 @@ def test_at_no_more_peak_hardly_a_named_policy_is_faster_and_no_budget_is_broken
         found = jremat.plan(block, layer, carry, **given)
         assert found.peak_bytes <= limit
         best_named = min(stack.choice(plan).recompute_seconds for plan, peak in named.items() if peak <= limit)
-        # A choice is ordered by what it keeps, not by its peak: one that keeps more and needs less is passed over.
-        assert found.recompute_seconds <= best_named * _PASSED_OVER
+        assert found.recompute_seconds <= best_named * (1 + 1e-9)
         faster += found.recompute_seconds < best_named * (1 - 1e-6)
     assert faster >= len(named) / 2
