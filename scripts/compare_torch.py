@@ -79,18 +79,15 @@ def _compared(compare: Compare) -> list[dict[str, Any]]:
             if not isinstance(case, Case):
                 rows.append(case)
                 continue
-            progress.update(task, description=f"{case.spec}: {case.line}")
+            progress.update(task, description=f"{case.name}: {case.line}")
             start = time.monotonic()
             rows.append(session.row(case))
             cases.append(case)
-            progress.console.print(f"{case.spec}: {case.line} ({time.monotonic() - start:.0f} s)", highlight=False)
+            progress.console.print(f"{case.name}: {case.line} ({time.monotonic() - start:.0f} s)", highlight=False)
         if compare.steps:
             progress.update(task, description="time, interleaved")
             times = timed(session, cases, compare.steps)
             rows = [row | times.get(row["pytorch"], {}) for row in rows]
-        for budget in compare.budgets:
-            progress.update(task, description=f"torch.compile, budget {budget:g}")
-            rows.append(session.budget(budget))
     if compare.dropout:
         rows.append(session.frequencies())
     return rows
@@ -105,6 +102,8 @@ def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:
     wrong = failed(rows)
     title = f"JAX | PyTorch, {compare.family}, {compare.layers} layers, b={compare.batch} s={compare.seq}"
     console().print(table(rows, title))
+    for note in dict.fromkeys(row["differs"] for row in rows if "jax_spec" in row):
+        console().print(note, highlight=False)
     if compare.steps:
         console().print(times(rows), highlight=False)
     if compare.json:

@@ -13,10 +13,13 @@ import policies
 from jremat.estimate.config import TransformerConfig
 from jremat.graph import Graph
 from jremat.measure import Memory, program
+from jremat.plan.program import read_block
+from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy, Request
 from jremat.transform.chain import stack
 from jremat.transform.scan import scan_stack
-from models.transformer import Block, Transformer, init_params, mean_loss
+from models.transformer import Carry, Transformer, block_apply, init_params, mean_loss
+from scripts.training.remat import layer_shapes, remat
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,6 @@ def plan_of(spec: str, size: Size) -> Policy | LayerPlan:
     policy = policies.get(spec)
     if not isinstance(policy, Request):
         return policy
-    from scripts.training.remat import remat
-
     return remat(spec, "auto", size.config, size.batch, size.seq, "cpu").plan
 
 
@@ -99,30 +100,38 @@ class Stack:
 def measured_stack(plan: Policy | LayerPlan, size: Size) -> Stack:
     """Counted on the program; nothing is run."""
     config = size.config
-    block: Any = Block(config)
-    shapes = size.params["blocks"]
-    x = jax.ShapeDtypeStruct((size.batch, size.seq, config.hidden), config.compute_dtype)
-    positions = jax.ShapeDtypeStruct((size.seq,), jnp.int32)
-    layer = lambda params, x, positions: block.apply({"params": params}, x, None, positions)
+    layer = block_apply(config)
+    one, carry = layer_shapes(config, size.batch, size.seq)
     runner = scan_stack if isinstance(plan, Policy) else stack
 
-    def run(params: Any, x: Any, positions: Any) -> Any:
-        return runner(layer, plan, num_layers=config.num_layers)(params, x + 0, positions)
+    def run(params: Any, carry: Carry) -> Any:
+        return runner(layer, plan, num_layers=config.num_layers)(params, carry._replace(x=carry.x + 0)).x
 
-    def gradient(params: Any, x: Any, positions: Any) -> Any:
-        return jax.value_and_grad(lambda p, x: jnp.square(run(p, x, positions)).sum(), (0, 1))(params, x)
+    def gradient(params: Any, carry: Carry) -> Any:
+        loss = lambda params, x: jnp.square(run(params, carry._replace(x=x))).sum()
+        return jax.value_and_grad(loss, (0, 1))(params, carry.x)
 
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
-    tagged = _tagged(jremat.trace(layer, one, x, positions))
+    params = size.params["blocks"]
+    tagged = _tagged(jremat.trace(layer, one, carry))
     kept: dict[str, int] = {}
-    for row in jremat.residuals(run, shapes, x, positions).kept:
+    for row in jremat.residuals(run, params, carry).kept:
         place = row.mark.rpartition(".")[2] if row.mark else ""
         loop = "block_in" if row.primitive == "scan" else f"({row.primitive})"  # what a loop hands to itself
         name = row.name or tagged.get(place, loop)
         name = "attn_out" if name == "attn_fused" else name  # the same value, from a fused kernel
         kept[name] = kept.get(name, 0) + row.bytes
-    counted = jremat.flops(gradient, shapes, x, positions)
+    counted = jremat.flops(gradient, params, carry)
     return Stack(kept, counted.model // 3, counted.recompute, counted.count.recompute)
+
+
+def share_keeping(kept_bytes: int, size: Size) -> float:
+    """The share B under which ``budget:B`` lets the layers keep so many bytes, their inputs counted; at most 1."""
+    layer, shapes = block_apply(size.config), layer_shapes(size.config, size.batch, size.seq)
+    problem = read_block(layer, *shapes, cost=matmul_flops, fetched=1).problem
+    least, most = (problem.outcome(marks).kept_bytes for marks in ((), problem.marks))
+    x = shapes[1].x
+    allowed = kept_bytes / size.config.num_layers - x.size * x.dtype.itemsize
+    return min(1.0, max(0.0, (allowed - least) / (most - least)))
 
 
 def _tagged(graph: Graph) -> dict[str, str]:

@@ -16,9 +16,16 @@ from policies.torch_expression import NotExpressible, express_plan, line_of
 from scripts.compare import jax_side, torch_side
 from scripts.compare.config import Compare
 from scripts.compare.rows import GRADIENT_LIMIT, check, differences, gradient_error, kept_check
+from scripts.compare.torch_budget import DRAWN_AGAIN, Budgeted
 
 SMALL_HEAD_DIM, SMALL_SEQ = 8, 16
 """Of the model on which dropout is compared: its masks are as good as a large one's, and compile sooner."""
+SHARES = 10**9
+"""A share is rounded up to so many parts, which is less than a byte of these models."""
+BUDGETS_DIFFER = (
+    "budget: PyTorch's is a share of what its default partition keeps beyond the inputs, JAX's of what lies between "
+    "full and none; in these rows JAX is allowed the bytes that PyTorch keeps"
+)
 DROPPED, SIGMAS = 100_000, 5
 """Values whose mask is counted, and how many standard deviations from the rate its share of zeros may lie."""
 
@@ -33,13 +40,20 @@ class Case:
         run_of: PyTorch's stack, of a config: a dropout changes the order of calls by which SAC finds a tensor.
         listed: whether PyTorch keeps what a list says.
         differs: in words.
+        budget: of ``torch.compile``, to which ``spec`` comes; None where the two sides say the same.
     """
 
     spec: str
     line: str
     run_of: Callable[[TransformerConfig], Run]
-    listed: bool
-    differs: str
+    listed: bool = False
+    differs: str = ""
+    budget: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The row's."""
+        return self.spec if self.budget is None else f"budget:{self.budget:g}"
 
 
 class Session:
@@ -50,14 +64,10 @@ class Session:
         self.size = jax_side.Size(compare.config(), compare.batch, compare.seq)
         self.params, self.tokens, self.targets = filled(self.size)
         self.twin = torch_side.twin(self.size.config, self.params, self.tokens, self.targets)
-        self.compiled = lru_cache(None)(lambda spec: jax_side.compiled(self.plan(spec), self.size))
-        self.stack = lru_cache(None)(lambda spec: jax_side.measured_stack(self.plan(spec), self.size))
+        self.plan = lru_cache(None)(jax_side.plan_of)
+        self.compiled = lru_cache(None)(lambda spec: jax_side.compiled(self.plan(spec, self.size), self.size))
+        self.stack = lru_cache(None)(lambda spec: jax_side.measured_stack(self.plan(spec, self.size), self.size))
         self.result = lru_cache(None)(lambda spec: jax.device_get(self.jax_step(spec)()))
-
-    @lru_cache(None)  # noqa: B019 - one session a process
-    def plan(self, spec: str) -> Any:
-        """What a spec comes to here."""
-        return jax_side.plan_of(spec, self.size)
 
     def jax_step(self, spec: str) -> Callable[[], Any]:
         """The compiled step on the batch."""
@@ -65,10 +75,11 @@ class Session:
         return lambda: jax.block_until_ready(run(self.params, self.tokens, self.targets))
 
     def cases(self) -> Iterator[Case | dict[str, Any]]:
-        """Every policy, as a case or, where a side can't say it, as a row that says so; then PyTorch's own ways."""
+        """Every policy, as a case or, where a side can't say it, as a row that says so; then PyTorch's own ways
+        and ``torch.compile``'s budgets."""
         for spec in self.compare.policies:
             try:
-                plan = self.plan(spec)
+                plan = self.plan(spec, self.size)
                 self.stack(spec)
             except ValueError as error:
                 yield {"policy": spec, "pytorch": "", "status": f"not for this model: {error}"}
@@ -84,7 +95,9 @@ class Session:
             listed = any(group.expression.means == "sac" for group in groups)
             yield Case(spec, line, run_of, listed, differs)
         for own in torch_side.own_ways(self.size.config):
-            yield Case(own.spec, own.line, partial(_always, own.run), "SAC" in own.line, "")
+            yield Case(own.spec, own.line, partial(_always, own.run), "SAC" in own.line)
+        for budget in self.compare.budgets:
+            yield self.budget(budget)
 
     def row(self, case: Case) -> dict[str, Any]:
         """Everything about a case but its time."""
@@ -109,8 +122,9 @@ class Session:
         if self.compare.dropout:
             checks["dropout"] = self._dropout(case)
         return {
-            "policy": case.spec,
+            "policy": case.name,
             "pytorch": case.line,
+            **({} if case.budget is None else self._budgets(case.spec, case.budget)),
             "differs": case.differs,
             "status": "compared",
             "forward_flops": {"jax": ours.forward_flops, "pytorch": work.forward_flops},
@@ -132,13 +146,16 @@ class Session:
         ours, others = (self._small_distance(case.spec, key) for key in (0, 1))
         twin = torch_side.twin(small.config, *filled(small))
         theirs, their_others = torch_side.dropout_error(twin, case.run_of(small.config))
+        holds, theirs_hold = ours <= GRADIENT_LIMIT < others, theirs <= GRADIENT_LIMIT < their_others
+        known = {"pytorch_fault": DRAWN_AGAIN} if case.budget is not None and not theirs_hold else {}
         return check(
-            ours <= GRADIENT_LIMIT < others and theirs <= GRADIENT_LIMIT < their_others,
+            holds and (theirs_hold or bool(known)),
             hard=True,
             jax=ours,
             pytorch=theirs,
             jax_another_seed=others,
             pytorch_another_seed=their_others,
+            **known,
         )
 
     @lru_cache(None)  # noqa: B019 - one session a process
@@ -167,7 +184,7 @@ class Session:
 
     @lru_cache(None)  # noqa: B019 - one session a process
     def _small_step(self, spec: str) -> Any:
-        step = jax_side.step(self.plan(spec), self.small().config)
+        step = jax_side.step(self.plan(spec, self.small()), self.small().config)
         return jax.jit(step, compiler_options=_QUICKLY)
 
     def frequencies(self) -> dict[str, Any]:
@@ -185,20 +202,24 @@ class Session:
             "checks": {"frequency": found},
         }
 
-    def budget(self, budget: float) -> dict[str, Any]:
-        """What torch.compile keeps under a budget, beside ``budget:B`` here."""
-        spec = f"budget:{budget:g}"
-        theirs = torch_side.budgeted_bytes(self.twin, budget)
-        row = {
-            "policy": spec,
-            "pytorch": f"torch.compile, activation_memory_budget={budget:g}",
-            "kept_bytes": {"jax": None, "pytorch": theirs},
+    def budget(self, budget: float) -> Case:
+        """Blocks compiled under a budget, beside the ``budget:B`` that allows the bytes that PyTorch keeps."""
+        run_of = lru_cache(None)(lambda config: Budgeted(budget, torch_side.calls(config)))
+        run = run_of(self.size.config)
+        torch_side.step(self.twin, run)  # compiled now, while nothing counts
+        theirs = sum(torch_side.kept_bytes(self.twin, run).values())
+        share = -(-jax_side.share_keeping(theirs, self.size) * SHARES // 1) / SHARES
+        line = f"torch.compile(block), activation_memory_budget={budget:g}"
+        return Case(f"budget:{share:.9f}", line, run_of, differs=BUDGETS_DIFFER, budget=budget)
+
+    def _budgets(self, spec: str, budget: float) -> dict[str, Any]:
+        """What a budget's row says beside its figures: each side's own reading of the same number."""
+        ours = self.stack(f"budget:{budget:g}")
+        return {
+            "jax_spec": spec,
+            "jax_own_reading": {"kept_bytes": ours.kept_bytes, "recomputed_flops": ours.recomputed_flops},
+            "pytorch_whole_stack": {"kept_bytes": torch_side.budgeted_bytes(self.twin, budget)},
         }
-        try:
-            ours = self.stack(spec)
-        except ValueError as error:
-            return {**row, "status": f"PyTorch alone: {error}"}
-        return {**row, "status": "reported", "kept_bytes": {"jax": ours.kept_bytes, "pytorch": theirs}}
 
 
 def _always(run: Run, config: TransformerConfig) -> Run:

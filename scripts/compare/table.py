@@ -31,9 +31,24 @@ def _names(row: dict[str, Any]) -> Text:
         text.append(f"\n{row['pytorch']}", style="not bold dim")
     for found in row.get("differences", ()):
         text.append(f"\n  {found['tensor']} {_kib(found['jax'])} | {_kib(found['pytorch'])} {found['why']}", "not bold")
+    if "jax_spec" in row:
+        text.append(f"\n{_readings(row)}", style="not bold")
+    fault = row.get("checks", {}).get("dropout", {}).get("pytorch_fault")
+    if fault:
+        text.append(f"\n  dropout: PyTorch's backward draws another mask ({fault})", style="not bold")
     if row["status"] != "compared":
         text.append(f"\n{row['status']}", style="not bold")
     return text
+
+
+def _readings(row: dict[str, Any]) -> str:
+    """What a budget comes to on each side by its own reading."""
+    ours, whole = row["jax_own_reading"], row["pytorch_whole_stack"]
+    share = ours["recomputed_flops"] / row["forward_flops"]["jax"]
+    return (
+        f"  JAX here {row['jax_spec']}; by its own reading {_kib(ours['kept_bytes'])}, {share:.4f} redone; "
+        f"PyTorch's stack as one program {_kib(whole['kept_bytes'])}"
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from jremat.estimate.config import TransformerConfig
+from jremat.policy import VOCABULARY
 from scripts import compare_torch
 from scripts.compare.rows import check, differences, failed, gradient_error, kept_check
 
@@ -47,7 +48,12 @@ def test_both_sides_of_two_policies_agree_and_each_difference_is_explained(tmp_p
     assert all(found["holds"] for row in (full, sac) for found in row["checks"].values())
     assert full["checks"]["dropout"]["jax_another_seed"] > 0.01
     assert "not expressible in PyTorch: a binomial schedule" in revolve["status"]
-    assert budget["kept_bytes"]["pytorch"] > unit
+    kept = budget["checks"]["kept_bytes"]
+    assert (budget["policy"], kept["jax"], kept["pytorch"]) == ("budget:0.5", 16 * unit, 16 * unit)
+    assert budget["recomputed_matmuls"]["jax"] <= budget["recomputed_matmuls"]["pytorch"]
+    assert all(found["holds"] for found in budget["checks"].values())
+    assert budget["peak_bytes"]["jax"] > 0 and budget["overhead"].keys() >= {"jax", "pytorch"}
+    assert {row["tensor"] for row in budget["differences"]} <= {*VOCABULARY, "(add)"}  # the stream has no name
     assert frequency["checks"]["frequency"]["holds"]
     assert full["overhead"].keys() >= {"jax", "pytorch"}
     assert "mlp_out" in capsys.readouterr().out

@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
+import torch._functorch.config as functorch
 import torch.nn.functional as F
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -108,6 +110,63 @@ def test_a_value_that_is_also_held_elsewhere_is_kept_whatever_the_checkpoint_say
     assert ours(False, FULL) == 0
     assert ours(True, FULL) == X.nbytes
     assert ours(False, NONE) == 2 * X.nbytes  # the two cosines
+
+
+def test_a_checkpoint_whose_output_another_reads_saves_nothing_and_here_the_lint_says_so():
+    """``exp`` keeps its output, which the matmul behind it keeps anyway: a checkpoint around it adds its input."""
+    weight = torch.tensor(W).requires_grad_()
+
+    def theirs(run):
+        x = torch.tensor(X).requires_grad_()
+        return sum(row.bytes for row in kept(lambda tag: run(torch.exp, x @ weight) @ weight))
+
+    bare, remat = (lambda f, x: f(x)), (lambda f, x: checkpoint(f, x, use_reentrant=False))
+    assert [theirs(run) for run in (bare, remat)] == [X.nbytes, 2 * X.nbytes]
+
+    def part(run):
+        return lambda x, w: run(jnp.exp)(x @ w) @ w
+
+    ours = part(lambda f: jremat.checkpoint(f, FULL))
+    plain = part(lambda f: f)
+    assert [jremat.residuals(f, X, W).total_bytes for f in (plain, ours)] == [X.nbytes, 2 * X.nbytes]
+    [finding] = jremat.lint(ours, X, W)
+    assert finding.rule == "saves-nothing"
+    assert "the remat saves nothing: what its body makes is kept by others that read it" in finding.message
+    assert f"({X.nbytes} bytes more)" in finding.message
+    assert finding.place.startswith("test_failures.py:")
+    # Its cure: the value left out for all its readers.
+    whole = jremat.checkpoint(lambda x, w: tag(jnp.exp(x @ w), "act") @ w, policies.get("but:act"))
+    assert jremat.lint(whole, X, W) == ()
+    assert jremat.residuals(whole, X, W).total_bytes == X.nbytes  # the matmul's output in its place, once
+    assert jremat.residuals(jremat.checkpoint(plain, FULL), X, W).total_bytes == 0
+
+
+def test_a_memory_budget_draws_dropouts_mask_again_there_and_here_it_comes_from_its_key():
+    """https://github.com/pytorch/pytorch/issues/190758, open and in 2.13.0."""
+
+    def theirs(budget):
+        torch.manual_seed(0)
+        x = torch.ones(1000, requires_grad=True)
+        block = lambda x: F.dropout(torch.sin(x), 0.5).square()
+        as_it_is = lambda module, inputs: make_boxed_func(module.forward)
+        run = aot_function(block, as_it_is, as_it_is, partition_fn=min_cut_rematerialization_partition)
+        with functorch.patch(activation_memory_budget=budget, activation_memory_budget_runtime_estimator="flops"):
+            out = run(x)
+        out.sum().backward()
+        return out.detach(), x.grad
+
+    (out, right), (same, wrong) = theirs(1.0), theirs(0.0)
+    assert torch.equal(out, same)
+    assert (wrong - right).norm() / right.norm() > 0.5
+
+    def ours(share):
+        block = lambda x, key: jnp.square(dropout(jnp.sin(x), key, 0.5))
+        x, key = jnp.ones(1000), jax.random.key(0)
+        policy = policies.get(f"budget:{share}").resolve(block, x, key, num_layers=1, target="cpu")
+        return jax.grad(lambda x: jremat.checkpoint(block, policy)(x, key).sum())(x)
+
+    np.testing.assert_array_equal(ours(0), ours(1))
+    assert 0.4 < float((ours(0) == 0).mean()) < 0.6
 
 
 def test_dropout_without_saved_generators_replays_another_mask_there_and_the_same_one_here():
