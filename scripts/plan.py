@@ -107,7 +107,7 @@ def _summary(flags: Planning, answer: Any) -> str:
 
 
 def _same_shapes(answer: Any) -> str:
-    """The flags of train.py whose step is the planned one; a plan of unnamed values holds for no other shapes."""
+    """The flags of train.py whose step is the planned one: a plan holds for no other shapes."""
     case = answer.case
     flags = f"--model {case.model} --micro-batch {case.batch} --seq {answer.tokens // case.batch}"
     flags += f" --attention {case.attention} --compute-dtype {case.compute_dtype} --dropout 0"

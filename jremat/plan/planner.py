@@ -13,6 +13,7 @@ import numpy as np
 from jremat.estimate.hardware import chip_of
 from jremat.graph import trace
 from jremat.graph.peak import traced_peak
+from jremat.graph.trace import graph_of
 from jremat.measure import Target, devices, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory import versions
@@ -33,6 +34,7 @@ from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
+from jremat.transform.decide import shapes_read
 from jremat.transform.groups import gradient_step
 
 StepOf = Callable[[Policy | LayerPlan], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -268,9 +270,8 @@ def _result(
         compiles=answer.compiles,
         target=kind.label,
         versions=versions(kind),
-        shapes=tuple(
-            f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(jax.eval_shape(lambda *a: a, *wanted.args))
-        ),
+        shapes=tuple(sorted(shapes_read(graph_of(stack.block.program)))),
+        num_layers=wanted.num_layers,
     )
 
 

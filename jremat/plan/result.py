@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jremat.policy import LayerPlan, Policy
+from jremat.policy.made_for import MadeFor
 from jremat.policy.plan_file import write
 
 
@@ -104,7 +105,8 @@ class Plan:
         compiles: how many it took.
         target: what it was compiled for, as its label says.
         versions: of JAX and of what compiled.
-        shapes: of the block's arguments.
+        shapes: of the floating arrays that the block reads, each kind once.
+        num_layers: of the stack; None: a function without layers.
     """
 
     policy: Policy | LayerPlan
@@ -126,6 +128,7 @@ class Plan:
     target: str
     versions: Mapping[str, str]
     shapes: tuple[str, ...]
+    num_layers: int | None
 
     @property
     def spec(self) -> str:
@@ -151,14 +154,15 @@ class Plan:
         return self.recompute_flops / max(self.forward_flops, 1)
 
     def save(self, path: str | Path) -> "Plan":
-        """Write the plan as JSON, with the shapes and versions that it holds for; read back as ``plan:PATH``.
+        """Write the plan as JSON, with the shapes, layers and versions that it holds for; read back as ``plan:PATH``.
+
+        On others ``plan:PATH`` is refused, whether it keeps values without a name or names alone. A plan of names alone
+        also prints as a spec, which holds anywhere and proves nothing there.
 
         Returns:
             The same plan under that spec.
         """
         facts = {
-            "shapes": list(self.shapes),
-            "versions": dict(self.versions),
             "target": self.target,
             "hbm_bytes": self.hbm_bytes,
             "peak_bytes": self.peak_bytes,
@@ -166,7 +170,8 @@ class Plan:
             "recompute_flops": self.recompute_flops,
             "modelled_recompute_seconds": self.recompute_seconds,
         }
-        write(path, self.policy, **facts)
+        made_for = MadeFor(frozenset(self.shapes), self.num_layers, tuple(self.versions.items()))
+        write(path, self.policy, made_for, **facts)
         return replace(self, policy=replace(self.policy, label=f"plan:{path}"))
 
     def to_dict(self) -> dict[str, Any]:

@@ -81,10 +81,14 @@ class LayerPlan:
         """The same plan for a stack of ``num_layers``: every segment closed, a pattern cut short as one of its own.
 
         Raises:
-            ValueError: the segments name more layers than there are, or fewer with none open.
+            ValueError: the segments name more layers than there are, or fewer with none open; a policy was planned for
+                another number of layers.
         """
         if num_layers < 1:
             raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
+        for policy in (policy for segment in self.segments for policy in segment.pattern):
+            if policy.made_for and (problem := policy.made_for.layers_problem(num_layers)):
+                raise ValueError(f"num_layers: {problem}")
         closed: list[Segment] = []
         left = num_layers
         for segment in self.segments:

@@ -3,12 +3,16 @@
     {"format": "jremat-plan-1",
      "policy": {"spec": "full", "values": {"VALUE": "save"}, "fingerprint": "…"},
      "segments": [{"pattern": [POLICY, …], "repeats": 8, "group": 1, "slots": null}, …],
+     "shapes": ["float32[4, 1024, 768]", …], "num_layers": 12, "versions": {"jax": "0.10.2", …},
      …}
 
 Either ``policy`` (one block) or ``segments`` (a stack; ``repeats`` null: all layers left, ``group`` and ``slots`` may
 be left out). A POLICY is an object as above or a plain spec: ``spec`` is what holds for every value that ``values``
-doesn't name (default ``full``), and ``values`` needs the ``fingerprint`` of the graph that it speaks of. Other keys are
-for readers: shapes, versions, predicted figures.
+doesn't name (default ``full``), and ``values`` needs the ``fingerprint`` of the graph that it speaks of.
+
+``shapes``, ``num_layers`` and ``versions`` say what the plan holds for. The planner writes all three, and a plan is
+refused on others. A file without them, written by hand and of names alone, is portable. Other keys are for readers:
+predicted figures.
 """
 
 import json
@@ -20,6 +24,7 @@ from typing import Any
 from jremat.policy.decision import Decision
 from jremat.policy.files import write_whole
 from jremat.policy.layers import LayerPlan, Segment
+from jremat.policy.made_for import MadeFor
 from jremat.policy.policy import Policy
 
 FORMAT = "jremat-plan-1"
@@ -35,29 +40,36 @@ def read(path: str, parse: Parse) -> Policy | LayerPlan:
         parse: reads the specs inside it, each of one block.
 
     Raises:
-        ValueError: no such file, not JSON, or not a plan; the message says which key.
+        ValueError: no such file, not JSON, or not a plan; the message says which key. A plan made with other versions
+            than those that are installed.
     """
     if not path:
         raise ValueError("policy: 'plan:' expected the path of a file, as in plan:FILE")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise ValueError(f"policy: 'plan:{path}' can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a path that no file can have
         raise ValueError(f"policy: 'plan:{path}' is not a JSON file: {error}") from None
     try:
-        return _content(_object(content, "the file"), parse, f"plan:{path}")
+        content = _object(content, "the file")
+        made_for = _made_for(content, f"plan:{path}")
+        plan = _content(content, lambda spec: replace(parse(spec), made_for=made_for), f"plan:{path}")
     except ValueError as error:
         raise ValueError(f"policy: 'plan:{path}' is not a plan: {error}") from None
+    if made_for and (problem := made_for.versions_problem()):
+        raise ValueError(f"policy: {problem}")
+    return plan
 
 
-def write(path: str | Path, plan: Policy | LayerPlan, **for_readers: Any) -> None:
+def write(path: str | Path, plan: Policy | LayerPlan, made_for: MadeFor | None = None, **for_readers: Any) -> None:
     """Write what ``plan:PATH`` reads back to an equal policy or plan.
 
     Args:
         path: of the file, overwritten.
         plan: to write.
-        for_readers: JSON values to stand beside it: shapes, versions, predicted figures.
+        made_for: what it holds for; None: what its own policies say, and where they say nothing, anything.
+        for_readers: JSON values to stand beside it: predicted figures.
 
     Raises:
         OSError: the file can't be written.
@@ -69,12 +81,15 @@ def write(path: str | Path, plan: Policy | LayerPlan, **for_readers: Any) -> Non
     True
     """
     body = {"policy": _plain(plan)} if isinstance(plan, Policy) else {"segments": [_segment(s) for s in plan.segments]}
-    text = json.dumps({"format": FORMAT, **body, **for_readers}, indent=1)
+    policies = [plan] if isinstance(plan, Policy) else [policy for s in plan.segments for policy in s.pattern]
+    made_for = made_for or next((policy.made_for for policy in policies if policy.made_for), None)
+    holds = {} if made_for is None else _plain_made_for(made_for)
+    text = json.dumps({"format": FORMAT, **body, **holds, **for_readers}, indent=1)
     write_whole(Path(path), text + "\n")
 
 
 def _plain(policy: Policy) -> Any:
-    base = replace(policy, values=(), fingerprint=None, label=None).canonical_spec
+    base = replace(policy, values=(), fingerprint=None).canonical_spec
     if not policy.values:
         return base
     values = {value: decision.value for value, decision in policy.values}
@@ -84,6 +99,28 @@ def _plain(policy: Policy) -> Any:
 def _segment(segment: Segment) -> dict[str, Any]:
     shape = {"repeats": segment.repeats, "group": segment.group, "slots": segment.slots}
     return {"pattern": [_plain(policy) for policy in segment.pattern], **shape}
+
+
+def _plain_made_for(made_for: MadeFor) -> dict[str, Any]:
+    return {
+        "shapes": sorted(made_for.shapes),
+        "num_layers": made_for.num_layers,
+        "versions": dict(made_for.versions),
+    }
+
+
+def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
+    shapes, versions = content.get("shapes", []), _object(content.get("versions", {}), "versions")
+    if not isinstance(shapes, list) or not all(isinstance(shape, str) for shape in shapes):
+        raise ValueError(f"shapes: expected a list of strings such as 'float32[2, 3]', got {shapes!r}")
+    wrong = [version for version in versions.values() if not isinstance(version, str)]
+    if wrong:
+        raise ValueError(f"versions: expected strings, got {wrong[0]!r}")
+    num_layers = _whole(content.get("num_layers"), "num_layers")
+    if num_layers is not None and num_layers < 1:
+        raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
+    made_for = MadeFor(frozenset(shapes), num_layers, tuple(versions.items()), plan)
+    return None if made_for == MadeFor() else made_for
 
 
 def _content(content: Mapping[str, Any], parse: Parse, label: str) -> Policy | LayerPlan:
@@ -137,6 +174,15 @@ def _known(found: Mapping[str, Any], keys: tuple[str, ...], what: str) -> None:
     unknown = sorted(set(found) - set(keys))
     if unknown:
         raise ValueError(f"{unknown[0]}: no key of {what}, which has {', '.join(keys)}")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"expected each key of an object once, got {twice!r} twice")
+    return found
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
+from jremat.policy.made_for import MadeFor
 from jremat.policy.names import identifier
 from jremat.policy.ops import Family, tagged_name
 
@@ -31,6 +32,7 @@ class Policy:
         optional: the tags among ``names`` that a function need not bear.
         fingerprint: of the graph that ``values`` speaks of.
         label: the spec it is known by, e.g. ``dots_saveable``; not compared.
+        made_for: what a plan holds for; strict use only, which refuses it elsewhere; not compared.
 
     >>> Policy.save("attn_out", "mlp_up")
     policies.get('save:attn_out,mlp_up')
@@ -47,6 +49,7 @@ class Policy:
     optional: frozenset[str] = frozenset()
     fingerprint: str | None = None
     label: str | None = field(default=None, compare=False)
+    made_for: MadeFor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # A rule that says what the default says is idle, unless it exempts values from another rule: a family from a
@@ -94,7 +97,7 @@ class Policy:
         """
         if not isinstance(other, Policy):
             return NotImplemented
-        if self.values or other.values:
+        if self.values or other.values or self.made_for or other.made_for:
             raise ValueError("policy: a planned policy holds for its graph as it is and can't be combined; plan anew")
         mine, theirs = dict(self.names), dict(other.names)
         names = {
@@ -265,9 +268,12 @@ class Policy:
         Raises:
             ValueError: the policy can't be expressed operation by operation.
         """
-        if self.strict_only:
+        if self.strict_only or self.made_for is not None:
+            what = (
+                "decides value by value" if self.strict_only else "is a plan, held to the shapes that it was made for"
+            )
             raise ValueError(
-                f"policy: {self.spec!r} decides value by value, which a plain JAX policy can't; "
+                f"policy: {self.spec!r} {what}, which a plain JAX policy can't; "
                 "use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)"
             )
         name = tagged_name(prim, params)

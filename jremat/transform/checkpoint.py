@@ -58,7 +58,7 @@ def checkpoint(
     Source: the selective recomputation of Chen et al. 2016, arXiv 1604.06174, section 4, decided per value.
     """
     expect_policy(policy)
-    if policy.keeps_everything:
+    if policy.keeps_everything and policy.made_for is None:
         return f
 
     @functools.wraps(f)
@@ -74,6 +74,8 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     """One call, rematted: what ``checkpoint`` does once the arguments are known."""
     program = capture(arguments)
     decisions = decisions_for(program, policy, strict=strict)
+    if policy.keeps_everything:  # a plan, and these are its shapes
+        return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
     _refuse_lost_offload(policy, decisions)
     outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
     return jax.tree.unflatten(program.out_tree, outs)

@@ -1,9 +1,11 @@
 """Remat of a Flax Linen module class, held to its word."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import flax.linen as nn
+import jax
 from flax.core import lift
 from flax.linen.transforms import lift_transform
 
@@ -49,7 +51,7 @@ def remat_linen(
     dict_keys(['Dense_0', 'Dense_1'])
     """
     expect_policy(policy)
-    if policy.keeps_everything:
+    if policy.keeps_everything and policy.made_for is None:
         return block
     parameters_of = getattr(block, method)
 
@@ -64,7 +66,10 @@ def remat_linen(
                 return fn(scope, *args, **kwargs), repack_fn(scope)
 
             arguments = take_apart_at(call, (variables, rngs, *args), kwargs, static)
-            return call_rematted(arguments, policy, strict=strict, prevent_cse=prevent_cse)
+            # Parameters are often made on a batch of one: a plan is held to the shapes of what is differentiated.
+            making = any(scope.get_flag("initializing", False) for scope in jax.tree.leaves(scope_fn(variables, rngs)))
+            held = replace(policy, made_for=None) if making else policy
+            return call_rematted(arguments, held, strict=strict, prevent_cse=prevent_cse)
 
         return lift.pack(inner, (True,), (True,), (True,), name="remat", enable_kwargs=True)
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ def inside_group(policy: Policy) -> Policy:
     if not boundary_on_host(policy):
         return policy
     names = tuple((n, SAVE if n == BOUNDARY else d) for n, d in policy.names)
-    return Policy(names, policy.families, policy.values, policy.default, policy.optional, policy.fingerprint)
+    return replace(policy, names=names, label=None)
 
 
 def warn_where_ignored(policies: Iterable[Policy]) -> None:

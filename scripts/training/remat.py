@@ -90,12 +90,14 @@ def run_as(spec: str, policy: Policy | LayerPlan, stack: str, config: Transforme
         policy: that the spec came to.
     """
     if isinstance(policy, Policy):
+        every = LayerPlan((Segment((policy,)),), label=policy.spec)
+        every.resolve(config.num_layers)  # refuses a plan of another number of layers
         # A planned policy speaks of the values of the block as the executor runs it, not of the Flax module's.
         if stack == "scan" and policy.values:
             raise ValueError(f"stack: {spec!r} was planned for the executor of stacks; use --stack chain or auto")
         if stack != "chain" and not policy.values:
             return Remat(spec, policy, "scan")
-        return Remat(spec, LayerPlan((Segment((policy,)),), label=policy.spec), "chain")
+        return Remat(spec, every, "chain")
     uniform = policy.uniform(config.num_layers)  # also refuses a plan that doesn't fit
     if stack == "chain" or (stack == "auto" and uniform is None):
         return Remat(spec, policy, "chain")

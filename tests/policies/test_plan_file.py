@@ -1,13 +1,21 @@
 """Planned policies as files: what is written reads back, what isn't a plan is refused with its key."""
 
+import dataclasses
 import json
+import re
+from pathlib import Path
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jremat
 import policies
-from jremat.policy import OFFLOAD, SAVE, LayerPlan, Policy, Segment
+from jremat.policy import OFFLOAD, SAVE, LayerPlan, Policy, Segment, tag
+from jremat.policy.made_for import MadeFor
 from jremat.policy.plan_file import FORMAT
 
 PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
@@ -24,7 +32,7 @@ PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
 )
 def test_what_is_written_reads_back(plan, tmp_path):
     file = tmp_path / "a plan.json"
-    policies.write_plan(file, plan, shapes={"x": [2, 3]})
+    policies.write_plan(file, plan, peak_bytes=3)
     read = policies.get(f"plan:{file}")
     assert read == plan
     assert read.spec == f"plan:{file}"
@@ -60,6 +68,14 @@ def test_a_plan_stands_inside_others(tmp_path):
         ({"segments": [{"pattern": ["full"], "repeats": "two"}]}, "repeats: expected a whole number"),
         ({"segments": [{"pattern": ["full"], "repeats": 0}]}, "repeats: expected at least 1"),
         ({"segments": [{"pattern": ["full"]}, {"pattern": ["none"]}]}, "only the last may be open"),
+        ({"policy": "full", "shapes": "float32[2]"}, "shapes: expected a list of strings"),
+        ({"policy": "full", "shapes": [[2, 3]]}, "shapes: expected a list of strings"),
+        ({"policy": "full", "num_layers": 0}, "num_layers: expected at least 1, got 0"),
+        ({"policy": "full", "num_layers": "2"}, "num_layers: expected a whole number or null"),
+        ({"policy": "full", "versions": ["jax"]}, "expected versions to be a JSON object"),
+        ({"policy": "full", "versions": {"jax": 0.1}}, "versions: expected strings, got 0.1"),
+        (f'{{"format": "{FORMAT}", "policy": "none", "policy": "full"}}', "each key of an object once, got 'policy'"),
+        (f'{{"format": "{FORMAT}", "policy": {{"spec": "full", "spec": "none"}}}}', "once, got 'spec' twice"),
     ],
 )
 def test_what_is_no_plan_is_refused(content, said, tmp_path):
@@ -88,7 +104,131 @@ def test_unreadable_files_are_told_apart(tmp_path):
             policies.get(f"plan:{spec}")
 
 
-KEYS = st.sampled_from(["policy", "segments", "spec", "values", "fingerprint", "pattern", "repeats", "group", "slots"])
+ROWS, COLUMNS = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((8, 8), jnp.float32)
+WIDE = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+
+
+def block(w, x):
+    return jnp.sin(tag(jnp.sin(tag(x @ w, "up")), "act")) @ w.T
+
+
+def biased(w, x):
+    return block(w[0], x) + w[1]
+
+
+@pytest.fixture(params=["save:up", "full", "none", "but:act"])
+def planned(request, tmp_path):
+    """The spec of a plan of names alone, as the planner writes it for two layers of ``block``."""
+    found = jremat.plan(block, COLUMNS, ROWS, num_layers=2, hbm_bytes=2**20, target="cpu", compiles=0)
+    return dataclasses.replace(found, policy=policies.get(request.param)).save(tmp_path / "plan.json").spec
+
+
+def stacked(f, policy, w, x, num_layers):
+    parameters = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_layers, *leaf.shape), leaf.dtype), w)
+    return jax.eval_shape(jremat.stack(f, policy, num_layers=num_layers), parameters, x)
+
+
+def test_a_plan_holds_for_what_it_was_planned_for(planned):
+    policy = policies.get(planned)
+    assert stacked(block, policy, COLUMNS, ROWS, 2).shape == (4, 8)
+    assert jax.eval_shape(jremat.checkpoint(block, policy), COLUMNS, ROWS).shape == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda p: stacked(block, p, COLUMNS, COLUMNS, 2), "for float32[4, 8], which the function hasn't"),
+        (lambda p: stacked(block, p, COLUMNS, ROWS, 3), "for a stack of 2 layers, this one has 3"),
+        (
+            lambda p: jax.eval_shape(jremat.checkpoint(block, p), WIDE, ROWS),
+            "for float32[8, 8], the function has bfloat16[8, 8]",
+        ),
+        (
+            lambda p: jax.eval_shape(jremat.checkpoint(biased, p), (COLUMNS, jnp.ones(8)), ROWS),
+            "without float32[8], which the function has",
+        ),
+    ],
+)
+def test_a_plan_is_refused_on_other_shapes_layers_and_models(use, said, planned):
+    with pytest.raises(ValueError, match=re.escape(f"'{planned}' was planned {said}: plan anew")):
+        use(policies.get(planned))
+
+
+@pytest.mark.parametrize("wrap", [jremat.remat, nn.remat])
+def test_a_module_is_held_to_the_plan_too(wrap, tmp_path):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(8)(jnp.sin(tag(nn.Dense(8)(x), "up")))
+
+    module, x = Block(), jnp.ones((4, 8))
+    layer = lambda params, x: module.apply({"params": params}, x)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
+    found = jremat.plan(layer, shapes, x, num_layers=2, hbm_bytes=2**20, target="cpu", compiles=0)
+    policy = policies.get(dataclasses.replace(found, policy=Policy.save("up")).save(tmp_path / "plan.json").spec)
+    params = wrap(Block, policy=policy)().init(jax.random.key(0), jnp.ones((1, 8)))["params"]  # of any batch
+    run = jax.grad(lambda params, x: wrap(Block, policy=policy)().apply({"params": params}, x).sum())
+    if wrap is jremat.remat:
+        assert run(params, x)["Dense_0"]["kernel"].shape == (8, 8)
+        with pytest.raises(
+            ValueError, match=re.escape("was planned for float32[4, 8], the function has float32[5, 8]")
+        ):
+            run(params, jnp.ones((5, 8)))
+    else:
+        said = "is a plan, held to the shapes that it was made for, which a plain JAX policy can't"
+        with pytest.raises(ValueError, match=said):
+            run(params, x)
+
+
+def test_a_plan_is_refused_with_another_jax(planned):
+    file = Path(planned.removeprefix("plan:"))
+    content = json.loads(file.read_text())
+    assert content["versions"]["jax"] == jax.__version__
+    file.write_text(json.dumps(content | {"versions": {"jax": "0.4.1", "libtpu-of-nobody": "1"}}))
+    said = f"policy: '{planned}' was planned with jax 0.4.1, here is jax {jax.__version__}: plan anew"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        policies.get(planned)
+
+
+def test_what_a_plan_holds_for_is_written_again_and_not_combined_away(planned, tmp_path):
+    policy = policies.get(planned)
+    policies.write_plan(tmp_path / "again.json", policy)
+    assert policies.get(f"plan:{tmp_path / 'again.json'}").made_for == policy.made_for
+    assert policy.made_for.num_layers == 2
+    with pytest.raises(ValueError, match="can't be combined; plan anew"):
+        policy | Policy.save("up")
+
+
+def test_a_file_by_hand_that_says_nothing_of_shapes_is_portable(tmp_path):
+    policies.write_plan(tmp_path / "plan.json", Policy.save("up"))
+    policy = policies.get(f"plan:{tmp_path / 'plan.json'}")
+    assert policy.made_for is None
+    assert stacked(block, policy, COLUMNS, COLUMNS, 3).shape == (8, 8)
+
+
+def test_versions_and_shapes_of_a_plan_over_layers_reach_each_of_its_policies(tmp_path):
+    made_for = MadeFor(frozenset({"float32[2]"}), 3, (("jax", jax.__version__),))
+    policies.write_plan(tmp_path / "plan.json", policies.get("mix:2*save:up,rest*none"), made_for)
+    plan = policies.get(f"plan:{tmp_path / 'plan.json'}")
+    assert {p.made_for for s in plan.segments for p in s.pattern} == {made_for}
+
+
+KEYS = st.sampled_from(
+    [
+        "policy",
+        "segments",
+        "spec",
+        "values",
+        "fingerprint",
+        "pattern",
+        "repeats",
+        "group",
+        "slots",
+        "shapes",
+        "versions",
+        "num_layers",
+    ]
+)
 JSON = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(["full", "save"])
