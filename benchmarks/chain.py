@@ -33,6 +33,7 @@ from jremat.transform.chain import stack
 from jremat.transform.groups import gradient_step, group_sizes
 from jremat.transform.revolve import binomial_steps
 from jremat.transform.scan import scan_stack
+from scripts.cli import run
 
 MIB = 2**20
 STACKS = {"chain": stack, "scan": scan_stack}
@@ -275,4 +276,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda: main() or 0, "chain")

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import jremat
 from models import config as sizes
 from models.transformer import Transformer, init_params, mean_loss
+from scripts.cli import run
 
 ROUNDS = 7
 
@@ -68,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda: main() or 0, "engine_cost")

@@ -30,7 +30,9 @@ from jremat.estimate.config import TransformerConfig
 from jremat.estimate.elsewhere import FORMULAS
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
+from jremat.policy.files import write_whole
 from models.config import get
+from scripts.cli import run
 
 CALIBRATED = "0.10.2"
 BF16 = {"compute_dtype": "bfloat16"}
@@ -193,7 +195,7 @@ def main() -> None:
     found = json.loads(path.read_text()) if path.exists() else {}
     for case in [c for c in list(cases())[:: flags.stride] if c.key not in found][: flags.measure]:
         found[case.key] = measure(case)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_whole(path, json.dumps(found, indent=1) + "\n")
         print(f"measured {case.key}", file=sys.stderr, flush=True)
     rows = [
         Row(case, found[case.key], traced(case, flags.jax), ours(case, flags.jax))
@@ -282,4 +284,4 @@ def summary(errors: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda: main() or 0, "estimate_peak")

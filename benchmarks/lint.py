@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.cli import run
 from scripts.startup import start_jax
 
 start_jax()
@@ -60,4 +61,4 @@ def report(name: str, f: Any, *args: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda: main() or 0, "lint")

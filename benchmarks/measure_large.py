@@ -15,8 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jremat.policy.files import write_whole
 from scripts.benchmark.config import Case
 from scripts.benchmark.pool import commit
+from scripts.cli import run
 
 LONG = 131_072
 EIGHT_B = [Case("llama3-8b", "full", "h200x8", 8, seq=8192, attention="cudnn", loss_chunk=1024)]
@@ -60,8 +62,8 @@ def main() -> None:
         square = [b for b in row["buffers"] if sum(axis >= LONG for axis in b["shape"]) > 1]
         assert not square, square
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n")
+        write_whole(sys.argv[1], json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda: main() or 0, "measure_large")

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jremat.command.line import fail
+from jremat.command.line import exit_code, fail
 
 PROGRAM = "open_page"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -136,4 +136,4 @@ def run(browser: str, scratch: Path, page: Path, *flags: str) -> subprocess.Comp
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main, PROGRAM))

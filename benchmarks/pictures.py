@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from jremat.command.start import start_jax
+from scripts.cli import run
 
 POLICIES = ("none", "dots_saveable", "save_only_matmuls", "torchtitan_selective_op", "selective", "full")
 
@@ -106,4 +107,4 @@ def frontier(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "pictures")

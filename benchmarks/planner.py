@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scripts.cli import run
 from scripts.startup import start_jax
 
 start_jax()
@@ -249,4 +250,4 @@ def errors(models: tuple[Model, ...], peaks: Peaks) -> Iterator[tuple[Any, ...]]
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run(lambda: tyro.cli(main) or 0, "planner")

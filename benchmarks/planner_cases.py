@@ -18,19 +18,19 @@ import optax
 
 import policies
 from jremat.graph.peak import traced_peak
-from jremat.measure import memory
-from jremat.measure import target as find_target
+from jremat.measure import memory, target
 from jremat.measure.memory import versions
 from jremat.plan.planner import cost_of
 from jremat.plan.program import read_block
 from jremat.plan.search import Answer, Found, answered, or_named, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy
+from jremat.policy.files import write_whole
 from jremat.transform import chain
 from models.config import get
 from models.transformer import Carry, Transformer, block_apply, init_params, mean_loss
 
-TARGET = find_target("h200")
+TARGET = target("h200")
 FILE = Path(__file__).parent / "planner.json"
 OBJECTIVES = "seconds", "flops"
 
@@ -173,7 +173,7 @@ class Peaks:
             row[figure] = find(*model.step(plan))
             if figure == "compiled":
                 print(f"{time.time() - started:5.1f} s {model.title} {plan.spec[:60]}", file=sys.stderr, flush=True)
-                FILE.write_text(json.dumps({"versions": versions(TARGET), "peaks": self.rows}, indent=1) + "\n")
+                write_whole(FILE, json.dumps({"versions": versions(TARGET), "peaks": self.rows}, indent=1) + "\n")
         return row[figure]
 
 

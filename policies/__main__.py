@@ -1,16 +1,18 @@
 """``python -m policies`` prints the zoo; ``python -m policies SPEC`` one of its rows, or what any other spec says."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jremat.command.line import fail, run
 from jremat.policy import LayerPlan, Policy
 from policies.entry import Entry, Spec
 from policies.registry import get, table
 
+PROGRAM = "policies"
 WIDTH = 120
 SPEC_WIDTH = 41  # of the longest spec, so that each can be copied
 LEGEND = (
@@ -24,6 +26,9 @@ LEGEND = (
 def main(arguments: Sequence[str]) -> int:
     """Print the zoo, or what one spec says; 2 for a spec that says nothing."""
     console = Console(width=WIDTH, highlight=False)
+    if arguments in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if not arguments:
         console.print(zoo(table()))
         console.print(LEGEND, style="dim")
@@ -33,8 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"policy: expected one spec at most, got {len(arguments)}: {' '.join(arguments)}")
         console.print(said(arguments[0], get(arguments[0])))
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return fail(PROGRAM, error)
     return 0
 
 
@@ -67,7 +71,20 @@ def said(spec: str, policy: Spec) -> Table:
             lines.add_row("layers", Text(f"{pattern}, {repeats}{group}{slots}"))
     else:
         lines.add_row("request", Text(f"{policy.kind} {'' if policy.amount is None else policy.amount}".strip()))
+    for name, value in _holds_for(policy):
+        lines.add_row(name, Text(value))
     return lines
+
+
+def _holds_for(policy: Spec) -> Iterator[tuple[str, str]]:
+    """What a planned policy was planned for, and is refused on others of."""
+    every = [policy] if isinstance(policy, Policy) else []
+    every += [p for s in policy.segments for p in s.pattern] if isinstance(policy, LayerPlan) else []
+    made_for = next((p.made_for for p in every if p.made_for), None)
+    if made_for is not None:
+        yield "planned for", ", ".join(sorted(made_for.shapes)) or "any shapes"
+        yield "", "any number of layers" if made_for.num_layers is None else f"{made_for.num_layers} layers"
+        yield "", ", ".join(f"{package} {version}" for package, version in made_for.versions) or "any versions"
 
 
 def _spec(entry: Entry) -> Text:
@@ -96,4 +113,4 @@ def _costs(entry: Entry) -> Text:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(lambda: main(sys.argv[1:]), PROGRAM)

@@ -92,6 +92,8 @@ def _ended(main: Callable[[], int]) -> int:
     try:
         return main()
     except SystemExit as stop:  # after --help
+        if isinstance(stop.__context__, BrokenPipeError):  # Rich's way to end where nobody reads on
+            raise stop.__context__ from None
         if stop.code is not None and not isinstance(stop.code, int):
             raise
         return stop.code or 0

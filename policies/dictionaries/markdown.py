@@ -1,6 +1,10 @@
-"""Rows of a page as a Markdown table."""
+"""Rows of a page as a Markdown table, and the page printed."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from jremat.command.line import fail, run
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -31,3 +35,15 @@ def code(text: str) -> str:
     ('`full`', '')
     """
     return f"`{text}`" if text else ""
+
+
+def printed(page: Callable[[], str], program: str) -> NoReturn:
+    """Print a page as a command of this name, which takes no arguments."""
+
+    def main() -> int:
+        if sys.argv[1:]:
+            return fail(program, f"expected no arguments, got {' '.join(sys.argv[1:])}")
+        print(page(), end="")
+        return 0
+
+    run(main, program)

@@ -1,9 +1,8 @@
 """``python -m policies.dictionaries.maxtext`` prints docs/from-maxtext.md: MaxText's config in our words."""
 
-import sys
 from collections.abc import Iterator
 
-from policies.dictionaries.markdown import code, table
+from policies.dictionaries.markdown import code, printed, table
 from policies.entry import Entry
 from policies.maxtext import ENTRIES, NAMES
 from policies.translate_maxtext import PLACES, from_maxtext
@@ -175,4 +174,4 @@ def _tensors() -> Iterator[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    printed(page, "policies.dictionaries.maxtext")

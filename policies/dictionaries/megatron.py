@@ -1,9 +1,8 @@
 """``python -m policies.dictionaries.megatron`` prints docs/from-megatron.md: Megatron's flags in our words."""
 
-import sys
 from collections.abc import Iterator
 
-from policies.dictionaries.markdown import code, table
+from policies.dictionaries.markdown import code, printed, table
 from policies.entry import Entry
 from policies.megatron import ENTRIES, MODULES
 from policies.translate_megatron import OFFLOAD_INPUTS, from_megatron
@@ -231,4 +230,4 @@ def _offloads() -> Iterator[tuple[str, str, str]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    printed(page, "policies.dictionaries.megatron")

@@ -1,9 +1,7 @@
 """``python -m policies.dictionaries.pytorch`` prints docs/from-pytorch.md: PyTorch's lines in our words."""
 
-import sys
-
 from policies import registry
-from policies.dictionaries.markdown import code, table
+from policies.dictionaries.markdown import code, printed, table
 from policies.entry import Entry
 from policies.torch_expression import SAC_KEEPS, SAC_RERUNS, NotExpressible, line_of
 
@@ -81,4 +79,4 @@ def _row(entry: Entry) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    printed(page, "policies.dictionaries.pytorch")

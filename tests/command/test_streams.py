@@ -14,6 +14,7 @@ from jremat.command import explain
 ROOT = Path(__file__).parents[2]
 ESTIMATE = (str(ROOT / "scripts" / "estimate.py"),)
 COMMAND = ("-m", "jremat", "explain", "jax.numpy:sin", "--args", "f32[8]")
+ZOO, PAGE = ("-m", "policies"), ("-m", "policies.dictionaries.maxtext")
 
 
 def shell(argv: tuple[str, ...], redirected: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def shell(argv: tuple[str, ...], redirected: str, **env: str) -> subprocess.Comp
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("argv", [COMMAND, ESTIMATE], ids=["jremat", "estimate"])
+@pytest.mark.parametrize("argv", [COMMAND, ESTIMATE, ZOO, PAGE], ids=["jremat", "estimate", "policies", "dictionary"])
 def test_closed_streams_end_nothing(argv):
     done = shell(argv, ">&- 2>&- <&-")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -42,7 +43,11 @@ def test_a_mistake_is_no_output_though_stderr_is_closed_or_full():
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("argv", [COMMAND, ESTIMATE, (*ESTIMATE, "--help")], ids=["jremat", "estimate", "help"])
+@pytest.mark.parametrize(
+    "argv",
+    [COMMAND, ESTIMATE, (*ESTIMATE, "--help"), ZOO, PAGE],
+    ids=["jremat", "estimate", "help", "policies", "dictionary"],
+)
 def test_a_full_disk_under_standard_output_is_told_by_its_name(argv, unbuffered):
     done = shell(argv, ">/dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 2
@@ -50,9 +55,10 @@ def test_a_full_disk_under_standard_output_is_told_by_its_name(argv, unbuffered)
     assert line.endswith("error: cannot write standard output: No space left on device")
 
 
-def test_a_reader_that_stops_is_no_error():
+@pytest.mark.parametrize("argv", [(*ESTIMATE, "--help"), ESTIMATE, ZOO, PAGE])
+def test_a_reader_that_stops_is_no_error(argv):
     process = subprocess.Popen(
-        [sys.executable, *ESTIMATE, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     process.stdout.close()
     assert process.stderr.read() == ""
@@ -80,6 +86,25 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize("name", ["bench", "compare_torch", "estimate", "explain", "plan", "train"])
 def test_ctrl_c_is_one_line(name):
     done = shell(("-c", INTERRUPTED, str(ROOT / "scripts" / f"{name}.py")), "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{name}: error: stopped\n")
+
+
+@pytest.mark.parametrize("name", ["policies", "policies.dictionaries.maxtext"])
+def test_ctrl_c_in_the_zoos_commands_is_one_line(name):
+    line = f"""
+import os, runpy, signal, sys, time
+import policies, policies.dictionaries.maxtext as maxtext, policies.registry as registry
+def interrupted(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+registry.table = interrupted
+for row in ("line", "code", "table"):
+    setattr(sys.modules["policies.dictionaries.markdown"], row, interrupted)
+sys.modules.pop(maxtext.__name__)
+sys.argv = [{name!r}]
+runpy.run_module({name!r}, run_name="__main__")
+"""
+    done = shell(("-c", line), "")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{name}: error: stopped\n")
 
 
