@@ -90,7 +90,9 @@ class Policy:
     def __or__(self, other: "Policy") -> "Policy":
         """Keep what either keeps: for each tag and each family the stronger of the two decisions.
 
-        A rule by name is more specific than one by family and stays so.
+        A rule by name is more specific than one by family and stays so; a name that either side insists on stays
+        required. Order and grouping don't matter among policies that keep what they name and nothing else. Where another
+        default makes a rule idle, the rule is gone: later unions decide as before, but no longer insist on its name.
 
         >>> Policy.but("a", "b") | Policy.save("a")
         policies.get('but:b')
@@ -108,7 +110,6 @@ class Policy:
             family: stronger(ops.get(family, self.default), their_ops.get(family, other.default))
             for family in {*ops, *their_ops}
         }
-        # A name that either side insists on stays required.
         required = (mine.keys() - self.optional) | (theirs.keys() - other.optional)
         return Policy(
             names=tuple(names.items()),

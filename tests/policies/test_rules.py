@@ -2,11 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jremat
 import policies
-from jremat.policy import RECOMPUTE, SAVE, Policy, tag
-from jremat.policy.ops import MATMUL, WEIGHT_MATMUL
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, Policy, tag
+from jremat.policy.decision import stronger
+from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, MATMUL, WEIGHT_MATMUL
 
 
 def test_a_name_left_out_of_a_family_is_left_out():
@@ -49,3 +53,45 @@ def test_equal_policies_are_one_key_and_trace_once():
     assert {policies.get("save:a,b"), policies.get("save:b,a"), policies.get("save:a;save:b")} == {
         Policy.save("a", "b")
     }
+
+
+DECISIONS = st.sampled_from(list(Decision))
+TAGS, OPS = st.sampled_from("ab"), st.sampled_from([ATTENTION, BATCHED_MATMUL, MATMUL, WEIGHT_MATMUL])
+
+
+def rules(selectors, decisions):
+    return st.dictionaries(selectors, decisions).map(lambda found: tuple(found.items()))
+
+
+BY_NAME = st.builds(Policy, names=rules(TAGS, DECISIONS), default=DECISIONS)
+MAYBE_BORNE = st.builds(Policy, names=rules(TAGS, DECISIONS), default=DECISIONS, optional=st.frozensets(TAGS))
+KEPT = st.sampled_from([SAVE, OFFLOAD])
+LISTS = st.builds(Policy, names=rules(TAGS, KEPT), families=rules(OPS, KEPT), optional=st.frozensets(TAGS))
+
+
+@given(st.one_of(st.tuples(BY_NAME, BY_NAME, BY_NAME), st.tuples(LISTS, LISTS, LISTS)))
+def test_order_and_grouping_of_a_union_do_not_matter(three):
+    a, b, c = three
+    assert (a | b) | c == a | (b | c)
+    assert a | b == b | a
+    assert a | a == a
+
+
+@given(MAYBE_BORNE, MAYBE_BORNE, MAYBE_BORNE, st.frozensets(TAGS, max_size=1))
+def test_unions_of_policies_by_name_decide_as_the_one_that_keeps_most(a, b, c, borne):
+    strongest = stronger(*(policy.decide(names=borne) for policy in (a, b, c)))
+    assert ((a | b) | c).decide(names=borne) is (a | (b | c)).decide(names=borne) is strongest
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "union"),
+    [
+        ("save:a", "save:a?", "save:a"),
+        ("save:a?", "offload:a", "save:a"),
+        ("save:a?", "offload:a?", "save:a?"),
+        ("save:a?", "save:b", "save:a?,b"),
+        ("none", "save:a", "none"),
+    ],
+)
+def test_a_name_that_either_side_insists_on_stays_required(one, other, union):
+    assert policies.get(one) | policies.get(other) == policies.get(union)
