@@ -91,8 +91,8 @@ class Policy:
         """Keep what either keeps: for each tag and each family the stronger of the two decisions.
 
         A rule by name is more specific than one by family and stays so; a name that either side insists on stays
-        required. Order and grouping don't matter among policies that keep what they name and nothing else. Where another
-        default makes a rule idle, the rule is gone: later unions decide as before, but no longer insist on its name.
+        required. Order and grouping don't matter among policies that keep what they name and nothing else. Where
+        another default makes a rule idle, the rule is gone: later unions decide as before, but don't insist on it.
 
         >>> Policy.but("a", "b") | Policy.save("a")
         policies.get('but:b')
