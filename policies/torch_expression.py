@@ -165,7 +165,8 @@ def _request(request: Request) -> tuple[str, str]:
     if request.kind == "budget":
         return (
             f"torch._functorch.config.activation_memory_budget = {request.amount}; torch.compile(model)",
-            "0 there keeps graph inputs alone, 1 is the min-cut; the share between is of saved bytes, there and here",
+            "there a share of what the default partition keeps beyond the graph's inputs, here of what lies between "
+            "full and none; below 1 a dropout's mask is drawn anew in the backward there (pytorch issue 190758)",
         )
     why = {
         "auto": "PyTorch plans for a share of the saved bytes, not for a device's memory",

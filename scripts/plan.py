@@ -1,6 +1,6 @@
 """The fastest remat plan that fits: bytes in, plan out, with its proof.
 
-    python scripts/plan.py --model llama3-8b --seq 8192 --target h100 --devices 8 --hbm 80GiB
+    python scripts/plan.py --model llama3-8b --seq 8192 --attention blockwise --target h100 --devices 8 --hbm 80GiB
 
 The whole training step (AdamW on a donated state) is traced under each plan that is looked at, and compiled for the
 target under the one that is chosen; the target need not be here, and times are modelled unless --measure runs it.

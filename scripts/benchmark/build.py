@@ -15,6 +15,7 @@ from jremat.estimate.config import TransformerConfig
 from models.config import get
 from models.transformer import Transformer, block_apply, init_params, mean_loss
 from scripts.benchmark.config import Case
+from scripts.flags import MOST_TOKENS
 from scripts.training.cost import model_flops
 from scripts.training.remat import Remat, remat
 
@@ -109,7 +110,7 @@ def config_of(case: Case) -> TransformerConfig:
 
 def seq_of(case: Case, config: TransformerConfig) -> int:
     """Tokens in a sequence of the case."""
-    return case.seq or min(config.max_seq, 1024)
+    return case.seq or min(config.max_seq, MOST_TOKENS)
 
 
 def initial(built: Built) -> tuple[Any, jax.Array]:

@@ -9,12 +9,9 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-Files = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
+from scripts.flags import BATCH, SMALL_MODEL, Attention, Dtype, Files, Stack, check_file
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Bench:
     Every combination of model, policy, batch, sequence and target is one case and one row.
     """
 
-    model: tuple[str, ...] = ("tiny",)
+    model: tuple[str, ...] = (SMALL_MODEL,)
     """Sizes of models/config.py."""
     policies: tuple[str, ...] = ("none", "full", "dots_saveable", "save_only_matmuls")
     """Policy specs; python -m policies lists them."""
@@ -32,21 +29,21 @@ class Bench:
     """cpu, local, or a device that is only described: a100 h100 h200 b200 v5e v5p v6e, also several as h200x8."""
     target_config: Files = None
     """A GPU's description in XLA's text form, in place of --target."""
-    batch: tuple[int, ...] = (4,)
+    batch: tuple[int, ...] = (BATCH,)
     """Sequences in a step, on all devices together."""
     seq: tuple[int, ...] = ()
     """Tokens in a sequence; by default the model's context, 1024 at most."""
     layers: int = 0
     """In place of the model's own number of layers; 0 keeps it."""
-    attention: Literal["dot", "blockwise", "cudnn"] = "dot"
+    attention: Attention = "dot"
     """dot keeps an s×s array; blockwise never has one, on any backend; cudnn needs an NVIDIA GPU and bfloat16."""
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: Dtype = "bfloat16"
     """Of activations and matmuls; parameters and the optimizer's state are float32."""
     loss_chunk: int = 0
     """Positions whose logits are alive at a time; 0 keeps them all."""
     step: Literal["train", "gradient"] = "train"
     """train: gradient and AdamW on a donated state; gradient: value and gradient alone."""
-    stack: Literal["auto", "scan", "chain"] = "auto"
+    stack: Stack = "auto"
     """auto takes the scan where one policy holds for all layers."""
     compile_only: bool = False
     """Don't run, also where the device is here."""
@@ -105,8 +102,7 @@ class Bench:
             raise ValueError("timeout_seconds, minutes: expected more than 0")
         if self.profile and self.compile_only:
             raise ValueError("profile: a step must run to be traced, and --compile-only runs none")
-        if self.json and not self.json.absolute().parent.is_dir():
-            raise ValueError(f"json: the folder {self.json.absolute().parent} does not exist")
+        check_file("json", self.json)
 
 
 @dataclass(frozen=True)

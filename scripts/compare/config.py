@@ -1,14 +1,11 @@
 """What the comparison compares."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from jremat.estimate.config import TransformerConfig
+from scripts.flags import Files, check_file
 
-Files = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
 BY_NAME = (
     *("none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable", "save_only_matmuls"),
     *("torchtitan_selective_op", "torchtitan_selective_op_gpt", "selective", "megatron:mlp", "megatron:layernorm"),
@@ -72,8 +69,7 @@ class Compare:
             raise ValueError(f"heads: expected a divisor of hidden={self.hidden}, got {self.heads}")
         if self.minutes <= 0:
             raise ValueError(f"minutes: expected more than 0, got {self.minutes}")
-        if self.json and not self.json.absolute().parent.is_dir():
-            raise ValueError(f"json: the folder {self.json.absolute().parent} does not exist")
+        check_file("json", self.json)
         self.config()
 
     def config(self) -> TransformerConfig:

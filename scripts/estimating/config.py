@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 import policies
 from jremat.estimate.config import TransformerConfig
@@ -13,15 +11,14 @@ from jremat.estimate.huggingface import read
 from jremat.estimate.parallel import Parallel
 from jremat.policy import LayerPlan, Policy, Request
 from models.config import get
-
-Files = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
+from scripts.flags import BATCH, MODEL, MOST_TOKENS, Attention, Dtype, Files, Stack
 
 
 @dataclass(frozen=True)
 class Model:
     """A named size or a config.json, and what is changed of it."""
 
-    model: str = "gpt2"
+    model: str = MODEL
     """A size of models/config.py: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, llama3-70b, …"""
     config: Files = None
     """A Hugging Face config.json of the GPT-2, Llama, Mistral or Qwen family, in place of --model."""
@@ -29,11 +26,11 @@ class Model:
     """In place of the model's own number of layers; 0 keeps it."""
     dropout: float = -1.0
     """Dropout rate; below 0 keeps the model's own."""
-    attention: Literal["dot", "blockwise", "cudnn"] = "dot"
+    attention: Attention = "dot"
     """dot keeps an s×s array; blockwise and cudnn are fused and never have one."""
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: Dtype = "bfloat16"
     """Of activations and matmuls."""
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Dtype = "float32"
     """Of weights and gradients."""
 
 
@@ -41,7 +38,7 @@ class Model:
 class Step:
     """One optimizer step."""
 
-    batch: int = 8
+    batch: int = BATCH
     """Sequences that go through the model at a time, over all data replicas."""
     seq: int = 0
     """Tokens in a sequence; 0 takes the model's context, 1024 at most."""
@@ -53,7 +50,7 @@ class Step:
     """Two moments a parameter, one, or none."""
     master_weights: bool = False
     """A float32 copy of weights that are bfloat16."""
-    stack: Literal["auto", "scan", "chain"] = "auto"
+    stack: Stack = "auto"
     """What runs the layers: a scan for one policy, the executor for a plan; or either by name."""
 
 
@@ -142,7 +139,7 @@ def understood(flags: Estimate) -> Asked:
         compute_dtype=m.compute_dtype,
         param_dtype=m.param_dtype,
     )
-    seq = s.seq or min(config.max_seq, 1024)
+    seq = s.seq or min(config.max_seq, MOST_TOKENS)
     if seq > config.max_seq:
         raise ValueError(f"seq: expected at most the model's context, {config.max_seq}, got {seq}")
     chosen, whole_zoo = _chosen(flags, config)

@@ -1,9 +1,9 @@
 """What an explanation of a model is told. Nothing here imports JAX."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from jremat.command.output import Output
+from scripts.flags import BATCH, MODEL, Dtype, Stack
 from scripts.training import config
 
 
@@ -11,9 +11,9 @@ from scripts.training import config
 class Model(config.Model):
     """A named size, and what is changed of it."""
 
-    model: str = "gpt2"
+    model: str = MODEL
     """A size of models/config.py: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, llama3-70b, …"""
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: Dtype = "bfloat16"
     """Of activations and matmuls; parameters and the optimizer's state are float32."""
 
 
@@ -28,13 +28,13 @@ class Explain:
     """What each layer keeps, or a plan over layers; `python -m policies` lists the specs."""
     against: str = ""
     """A second policy: what changes from the first to it."""
-    batch: int = 8
+    batch: int = BATCH
     """Sequences that go through the model at a time."""
     seq: int = 0
     """Tokens in a sequence; 0 takes the model's context, 1024 at most."""
     loss_chunk: int = 0
     """Positions whose logits are alive at a time; 0 keeps them all."""
-    stack: Literal["auto", "scan", "chain"] = "auto"
+    stack: Stack = "auto"
     """What runs the layers: a scan for one policy, the executor for a plan; or either by name."""
     model: Model = field(default_factory=Model)
     output: Output = field(default_factory=Output)

@@ -10,6 +10,7 @@ from jremat.command.output import Subject
 from jremat.estimate.config import TransformerConfig
 from models.transformer import init_params, mean_loss
 from scripts.explaining.config import Explain
+from scripts.flags import MOST_TOKENS
 from scripts.training.architecture import architecture
 from scripts.training.remat import remat
 from scripts.training.step import initial_state, train_step
@@ -22,7 +23,7 @@ def subject(flags: Explain, spec: str) -> Subject:
         ValueError: an unknown model or policy, or numbers that don't fit together.
     """
     config = architecture(flags.model, None)
-    seq = flags.seq or min(config.max_seq, 1024)
+    seq = flags.seq or min(config.max_seq, MOST_TOKENS)
     if seq > config.max_seq:
         raise ValueError(f"seq: expected at most the model's context, {config.max_seq}, got {seq}")
     if flags.loss_chunk and seq % flags.loss_chunk:

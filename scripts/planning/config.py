@@ -1,16 +1,12 @@
 """What a planner is told: the flags. Nothing here imports JAX."""
 
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 import policies
 from jremat.estimate.hardware import CHIPS
 from scripts.benchmark.config import Case
-
-Files = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")]
+from scripts.flags import BATCH, MODEL, Attention, Dtype, Files, check_file
 
 
 @dataclass(frozen=True)
@@ -20,7 +16,7 @@ class Planning:
     Beside it the frontier, and named policies under the same cost model. Times are modelled, unless --measure is given.
     """
 
-    model: str = "gpt2"
+    model: str = MODEL
     """A size of models/config.py."""
     target: str = "h200"
     """cpu, local, or a device that is only described: a100 h100 h200 b200 v5e v5p v6e."""
@@ -31,14 +27,14 @@ class Planning:
     host: str = ""
     """Pinned host memory for each device that may be used too, as 8GiB."""
     batch: int = 0
-    """Sequences in a step, on all devices together; 0: one a device."""
+    """Sequences in a step, on all devices together; 0: 8, or the next multiple of the devices."""
     seq: int = 0
     """Tokens in a sequence; 0: the model's context, 1024 at most."""
     layers: int = 0
     """In place of the model's own number of layers; 0 keeps it."""
-    attention: Literal["dot", "blockwise", "cudnn"] = "blockwise"
+    attention: Attention = "dot"
     """dot keeps an s×s array; blockwise and cudnn are fused and never have one; cudnn needs its package."""
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: Dtype = "bfloat16"
     """Of activations and matmuls; parameters and the optimizer's state are float32."""
     loss_chunk: int = 0
     """Positions whose logits are alive at a time; 0 keeps them all."""
@@ -87,11 +83,7 @@ class Planning:
         if self.measure and self.target != "local":
             raise ValueError(f"measure: times the device that is here, so it takes --target local, got {self.target!r}")
         for name in ("out", "json"):
-            path = getattr(self, name)
-            if path and not path.absolute().parent.is_dir():
-                raise ValueError(f"{name}: the folder {path.absolute().parent} does not exist")
-            if path and path.is_dir():
-                raise ValueError(f"{name}: expected a file, got a folder: {path}")
+            check_file(name, getattr(self, name))
 
     @property
     def hbm_bytes(self) -> int | None:
@@ -109,7 +101,7 @@ class Planning:
         taken = {field.name for field in fields(Case)} - {"target", "batch", "margin"}
         same: dict[str, Any] = {k: v for k, v in vars(self).items() if k in taken}
         name = self.target if self.devices == 1 else f"{self.target}x{self.devices}"
-        return Case(**same, policy="auto", target=name, batch=self.batch or self.devices)
+        return Case(**same, policy="auto", target=name, batch=self.batch or -(-BATCH // self.devices) * self.devices)
 
 
 def read_bytes(flag: str, text: str) -> int:

@@ -11,6 +11,7 @@ from jremat.plan.result import DoesNotFit, Plan
 from jremat.policy import LayerPlan, Policy, Request
 from scripts.benchmark.build import built_under, config_of, layer_of, seq_of
 from scripts.benchmark.config import Case
+from scripts.flags import MOST_TOKENS
 from scripts.planning.config import Planning
 from scripts.training.remat import layer_shapes, run_as
 
@@ -137,7 +138,7 @@ def batches(case: Case, devices: int) -> Iterator[Case]:
 
 def seqs(case: Case, max_seq: int) -> Iterator[Case]:
     """The step with ever longer sequences, from 1,024 tokens, or the model's context, on."""
-    size = min(1024, max_seq)
+    size = min(MOST_TOKENS, max_seq)
     while size <= max_seq:
         yield replace(case, seq=size)
         size *= 2

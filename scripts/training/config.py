@@ -6,9 +6,11 @@ Nothing here imports JAX, so that help and a mistyped flag are answered at once.
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
+
+from scripts.flags import BATCH, SMALL_MODEL, Attention, Dtype, Stack
 
 Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the size's own)")]
 
@@ -17,7 +19,7 @@ Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(
 class Model:
     """A named size, and what is changed of it."""
 
-    model: str = "tiny"
+    model: str = SMALL_MODEL
     """A size of models/config.py: tiny, tiny-llama, gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, …"""
     layers: Count = None
     """Number of layers."""
@@ -31,9 +33,9 @@ class Model:
         None
     )
     """Dropout rate, at least 0 and below 1."""
-    attention: Literal["dot", "blockwise", "cudnn"] = "dot"
+    attention: Attention = "dot"
     """dot keeps an s×s array; blockwise never has one, on any backend; cudnn needs an NVIDIA GPU and bfloat16."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Dtype = "float32"
     """Of activations and matmuls; parameters and the optimizer's state are float32."""
 
 
@@ -49,7 +51,7 @@ class Text:
     """Tokens that the model knows; a .bin must hold none beyond it, bytes need 256."""
     seq: int = 128
     """Tokens in a sequence."""
-    micro_batch: int = 8
+    micro_batch: int = BATCH
     """Sequences that go through the model at a time."""
     accumulate: int = 1
     """Micro-batches whose gradients are averaged into one step."""
@@ -117,7 +119,7 @@ class Run:
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: DIR/summary.json only)")
     ] = None
     """Write the closing summary there too."""
-    stack: Literal["auto", "scan", "chain"] = "auto"
+    stack: Stack = "auto"
     """What runs the layers: a scan, which takes one policy for all of them, or the chain, which takes any plan."""
     model: Model = field(default_factory=Model)
     text: Text = field(default_factory=Text)
