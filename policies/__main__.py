@@ -82,7 +82,7 @@ def _holds_for(policy: Spec) -> Iterator[tuple[str, str]]:
     every += [p for s in policy.segments for p in s.pattern] if isinstance(policy, LayerPlan) else []
     made_for = next((p.made_for for p in every if p.made_for), None)
     if made_for is not None:
-        yield "planned for", ", ".join(sorted(made_for.shapes)) or "any shapes"
+        yield "planned for", ", ".join(dict.fromkeys(made_for.shapes)) or "any shapes"
         yield "", "any number of layers" if made_for.num_layers is None else f"{made_for.num_layers} layers"
         yield "", ", ".join(f"{package} {version}" for package, version in made_for.versions) or "any versions"
 

@@ -34,7 +34,7 @@ from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
-from jremat.transform.decide import shapes_read
+from jremat.transform.decide import shapes_given
 from jremat.transform.groups import gradient_step
 
 StepOf = Callable[[Policy | LayerPlan], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -270,7 +270,7 @@ def _result(
         compiles=answer.compiles,
         target=kind.label,
         versions=versions(kind),
-        shapes=tuple(sorted(shapes_read(graph_of(stack.block.program)))),
+        shapes=shapes_given(graph_of(stack.block.program)),
         num_layers=wanted.num_layers,
     )
 

@@ -105,7 +105,7 @@ class Plan:
         compiles: how many it took.
         target: what it was compiled for, as its label says.
         versions: of JAX and of what compiled.
-        shapes: of the floating arrays that the block reads, each kind once.
+        shapes: of the floating arrays that the block is given.
         num_layers: of the stack; None: a function without layers.
     """
 
@@ -170,7 +170,7 @@ class Plan:
             "recompute_flops": self.recompute_flops,
             "modelled_recompute_seconds": self.recompute_seconds,
         }
-        made_for = MadeFor(frozenset(self.shapes), self.num_layers, tuple(self.versions.items()))
+        made_for = MadeFor(self.shapes, self.num_layers, tuple(self.versions.items()))
         write(path, self.policy, made_for, **facts)
         return replace(self, policy=replace(self.policy, label=f"plan:{path}"))
 

@@ -1,7 +1,8 @@
 """What a planned policy was planned for: used on anything else it is refused, as its proof says nothing there."""
 
 import importlib.metadata
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 SHOWN = 3  # shapes in a message
@@ -12,25 +13,26 @@ class MadeFor:
     """Shapes, layers and versions of a plan.
 
     Args:
-        shapes: of the floating arrays that the function reads, arguments and constants, as ``float32[2, 3]``, each
-            kind once; empty: any.
+        shapes: of the floating arrays that the function is given, arguments and constants in any order, as
+            ``float32[2, 3]``; empty: any.
         num_layers: of the stack; None: any, or no stack.
         versions: of JAX and of what compiled, by package; a package that isn't installed isn't held to its version.
         plan: the spec that it was read from, for messages; not compared.
     """
 
-    shapes: frozenset[str] = frozenset()
+    shapes: tuple[str, ...] = ()
     num_layers: int | None = None
     versions: tuple[tuple[str, str], ...] = ()
     plan: str = field(default="a plan", compare=False)
 
-    def shapes_problem(self, found: Collection[str]) -> str | None:
-        """What to say of a function that reads the arrays ``found``; None where they are the plan's.
+    def shapes_problem(self, found: Iterable[str]) -> str | None:
+        """What to say of a function that is given the arrays ``found``; None where they are the plan's.
 
-        >>> MadeFor(frozenset({"float32[8]", "float32[2, 8]"})).shapes_problem({"float32[8]", "float32[4, 8]"})
+        >>> MadeFor(("float32[8]", "float32[2, 8]")).shapes_problem(["float32[8]", "float32[4, 8]"])
         "'a plan' was planned for float32[2, 8], the function has float32[4, 8]: plan anew"
         """
-        lost, new = sorted(self.shapes - set(found)), sorted(set(found) - self.shapes)
+        wanted, given = Counter(self.shapes), Counter(found)
+        lost, new = (sorted((one - other).elements()) for one, other in ((wanted, given), (given, wanted)))
         if not self.shapes or not (lost or new):
             return None
         if not lost:

@@ -103,7 +103,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 def _plain_made_for(made_for: MadeFor) -> dict[str, Any]:
     return {
-        "shapes": sorted(made_for.shapes),
+        "shapes": list(made_for.shapes),
         "num_layers": made_for.num_layers,
         "versions": dict(made_for.versions),
     }
@@ -119,7 +119,7 @@ def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
     num_layers = _whole(content.get("num_layers"), "num_layers")
     if num_layers is not None and num_layers < 1:
         raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
-    made_for = MadeFor(frozenset(shapes), num_layers, tuple(versions.items()), plan)
+    made_for = MadeFor(tuple(shapes), num_layers, tuple(versions.items()), plan)
     return None if made_for == MadeFor() else made_for
 
 

@@ -114,14 +114,15 @@ def check(graph: Graph, policy: Policy, *, strict: bool) -> None:
         warnings.warn(problem, stacklevel=4)
 
 
-def shapes_read(graph: Graph) -> frozenset[str]:
-    """The floating arrays that a graph is given, arguments and constants, as ``float32[2, 3]``, each kind once."""
+def shapes_given(graph: Graph) -> tuple[str, ...]:
+    """The floating arrays that a graph is given, arguments and constants, as ``float32[2, 3]``, sorted."""
     given = (graph.values[i] for i in (*graph.inputs, *graph.constants))
-    return frozenset(f"{v.dtype}{list(v.shape)}" for v in given if v.dtype.startswith(("float", "bfloat", "complex")))
+    floating = (v for v in given if v.dtype.startswith(("float", "bfloat", "complex")))
+    return tuple(sorted(f"{v.dtype}{list(v.shape)}" for v in floating))
 
 
 def _mismatch(graph: Graph, policy: Policy) -> str | None:
-    if policy.made_for and (problem := policy.made_for.shapes_problem(shapes_read(graph))):
+    if policy.made_for and (problem := policy.made_for.shapes_problem(shapes_given(graph))):
         return f"policy: {problem}"
     if policy.fingerprint is not None and policy.fingerprint != graph.fingerprint:
         return (

@@ -137,7 +137,7 @@ def test_a_plan_holds_for_what_it_was_planned_for(planned):
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda p: stacked(block, p, COLUMNS, COLUMNS, 2), "for float32[4, 8], which the function hasn't"),
+        (lambda p: stacked(block, p, COLUMNS, COLUMNS, 2), "for float32[4, 8], the function has float32[8, 8]"),
         (lambda p: stacked(block, p, COLUMNS, ROWS, 3), "for a stack of 2 layers, this one has 3"),
         (
             lambda p: jax.eval_shape(jremat.checkpoint(block, p), WIDE, ROWS),
@@ -207,7 +207,7 @@ def test_a_file_by_hand_that_says_nothing_of_shapes_is_portable(tmp_path):
 
 
 def test_versions_and_shapes_of_a_plan_over_layers_reach_each_of_its_policies(tmp_path):
-    made_for = MadeFor(frozenset({"float32[2]"}), 3, (("jax", jax.__version__),))
+    made_for = MadeFor(("float32[2]",), 3, (("jax", jax.__version__),))
     policies.write_plan(tmp_path / "plan.json", policies.get("mix:2*save:up,rest*none"), made_for)
     plan = policies.get(f"plan:{tmp_path / 'plan.json'}")
     assert {p.made_for for s in plan.segments for p in s.pattern} == {made_for}
