@@ -27,13 +27,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jremat
 import policies
+from jremat.command.line import run
 from jremat.measure import memory, mesh
 from jremat.measure.memory import program
 from jremat.transform.chain import stack
 from jremat.transform.groups import gradient_step, group_sizes
 from jremat.transform.revolve import binomial_steps
 from jremat.transform.scan import scan_stack
-from scripts.cli import run
 
 MIB = 2**20
 STACKS = {"chain": stack, "scan": scan_stack}

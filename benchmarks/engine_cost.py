@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 
 import jremat
+from jremat.command.line import run
 from models import config as sizes
 from models.transformer import Transformer, init_params, mean_loss
-from scripts.cli import run
 
 ROUNDS = 7
 

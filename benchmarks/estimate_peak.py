@@ -26,13 +26,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
+from jremat.command.line import run
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.elsewhere import FORMULAS
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
 from jremat.policy.files import write_whole
 from models.config import get
-from scripts.cli import run
 
 CALIBRATED = "0.10.2"
 BF16 = {"compute_dtype": "bfloat16"}

@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jremat.command.line import run
 from jremat.policy.files import write_whole
 from scripts.benchmark.config import Case
 from scripts.benchmark.pool import commit
-from scripts.cli import run
 
 LONG = 131_072
 EIGHT_B = [Case("llama3-8b", "full", "h200x8", 8, seq=8192, attention="cudnn", loss_chunk=1024)]

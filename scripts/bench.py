@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jremat.command.line import fail, parse, run, unwritten
 from jremat.report import tables
 from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
 from scripts.benchmark.pool import Rows, commit
 from scripts.benchmark.table import label, table
-from scripts.cli import fail, parse, run, unwritten
 from scripts.startup import start_jax
 
 PROGRAM = "bench"

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from jremat.command.line import fail, parse, run, unwritten
 from jremat.policy.files import write_whole
 from jremat.report.tables import console
-from scripts.cli import fail, parse, run, unwritten
 from scripts.compare.config import Compare
 from scripts.compare.table import table
 

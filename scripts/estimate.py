@@ -19,12 +19,12 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
+from jremat.command.line import fail, parse, run, unwritten, warn
 from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.estimate.hardware import CHIPS
 from jremat.policy.files import write_whole
 from jremat.report.tables import console, human
-from scripts.cli import fail, parse, run, unwritten, warn
 from scripts.estimating.config import Asked, Estimate, understood, zoo
 from scripts.estimating.tables import Counted, fit_word, of_beside, of_ledger, of_policies, of_ways
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jremat.command.line import fail, warn
 from jremat.measure import Peak
 from jremat.report.tables import human
-from scripts.cli import fail, warn
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
 from scripts.training.files import make_folder, rewind, write_json
