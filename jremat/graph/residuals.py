@@ -13,6 +13,10 @@ from jremat.graph.trace import MARK, aval_bytes, capture, inner_jaxprs, is_call,
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
 from jremat.policy.ops import family_of, tagged_name
 
+UNREAD = f"{MARK}unread"
+"""The name of what is handed to the backward pass for derivatives of it alone; it doesn't read it, nor is it kept in a
+compiled step."""
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -113,7 +117,9 @@ def read_residuals(arguments: Arguments) -> Residuals:
 
     jaxpr = capture(take_apart(kept, arguments.arrays, {})).jaxpr
     found = [origin_of(jaxpr, var) for var in jaxpr.outvars if not isinstance(var, core.Literal)]
-    by_value = {origin.key: origin for origin in found}  # two outputs that are one value are kept once
+    by_value = {
+        origin.key: origin for origin in found if origin.mark != UNREAD
+    }  # two outputs that are one value are kept once
     return Residuals(tuple(row_of(origin, arguments.array_paths) for origin in by_value.values()))
 
 

@@ -10,7 +10,7 @@ from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.flops import REMAT_SCOPE
-from jremat.graph.residuals import Origin, origin_of
+from jremat.graph.residuals import UNREAD, Origin, origin_of
 from jremat.graph.trace import capture, live, scopes
 
 
@@ -70,7 +70,8 @@ def both_ways(arguments: Arguments) -> BothWays:
     for var in leaves:
         if not isinstance(var, core.Literal):
             origin = origin_of(jaxpr, var)
-            kept[origin.key] = origin, (*kept.get(origin.key, (origin, ()))[1], var)
+            if origin.mark != UNREAD:
+                kept[origin.key] = origin, (*kept.get(origin.key, (origin, ()))[1], var)
     return BothWays(jaxpr, tuple(kept.values()), _backward(jaxpr, len(arrays)), arguments.array_paths)
 
 

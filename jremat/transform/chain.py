@@ -1,19 +1,21 @@
 """One executor for stacks of equal layers: any plan over the layers, and no copy of the parameters."""
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jremat.policy import LayerPlan, Policy, Segment
-from jremat.transform.checkpoint import checkpoint
+from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
-from jremat.transform.flat import check_lengths, flatten, writes_beside
+from jremat.transform.flat import check_lengths, flatten, one_layer, writes_beside
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.loops import Group, Loop, Repeat, Scheduled
-from jremat.transform.offload import boundary_on_host, inside_group, warn_where_ignored
+from jremat.transform.offload import boundary_on_host, inside_group, on_device, warn_where_ignored
 from jremat.transform.revolve import binomial
 from jremat.transform.scan import copies_parameters, lost_schedules, resolved, scanned
 from jremat.transform.schedule import tables
@@ -58,38 +60,45 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     segments = resolved(plan, num_layers)
 
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
-        warn_where_ignored(policy for segment in segments for policy in segment.pattern)
+        used = dict.fromkeys(policy for segment in segments for policy in segment.pattern)
+        warn_where_ignored(used)
         check_lengths(parameters, num_layers)
         if writes_beside(block, parameters, carry, shared):
             _say_scanned(plan, segments, "a block that writes values beside its carry")
             return scanned(block, segments, parameters, carry, shared)
         flat = flatten(block, parameters, carry, shared)
+        stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
+        expect_matches(flat.call, used, one_layer(stacked), flat.shared, flat.carry)
 
         def scan(stacked: Leaves, shared: Leaves, carry: Leaves) -> Leaves:
             layer = lambda own, carry, *shared: (flat.call(own, list(shared), carry), ())
-            return scanned(layer, segments, stacked, carry, shared)[0]
+            # JAX can't differentiate what it offloads in reverse mode twice.
+            kept = [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments]
+            return scanned(layer, kept, stacked, carry, shared)[0]
 
-        run = differentiable(
-            flat.call,
-            num_layers,
-            lambda cut: _loops(flat.call, segments, cut),
-            scan,
-            lambda: _say_scanned(plan, segments, "forward mode or a second derivative"),
-        )
-        stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
+        @functools.cache  # once for all that a call's derivatives need of it
+        def say() -> None:
+            moved = "; what it offloads stays on the device" if any(policy.offloads for policy in used) else ""
+            _say_scanned(plan, segments, "forward mode or a second derivative", moved)
+
+        run = differentiable(flat.call, num_layers, lambda cut: _loops(flat.call, segments, cut), scan, say)
         return flat.finish(run(stacked, flat.shared, flat.carry))
 
     return stacked_blocks
 
 
-def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str) -> None:
+def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str, more: str = "") -> None:
     price = "copy parameters and gradients" if copies_parameters(segments) else "copy nothing where one policy holds"
     lost = lost_schedules(segments)
     warnings.warn(
-        f"stack: {what} runs {plan.spec!r} as scans, which {price}{f'; {lost}' if lost else ''}",
+        f"stack: {what} runs {plan.spec!r} as scans, which {price}{f'; {lost}' if lost else ''}{more}",
         UserWarning,
         stacklevel=2,
     )
+
+
+Cut = Callable[[Policy, bool], SplitLayer]
+"""A layer cut in two, by its policy and whether it runs in a loop of one turn."""
 
 
 def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitLayer]) -> tuple[Loop, ...]:
@@ -99,48 +108,37 @@ def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitL
         call: the block as written.
         cut: makes the two halves of a block that is under its policy.
     """
-    halves: dict[tuple[Policy, bool], SplitLayer] = {}
 
+    @functools.cache
     def cut_under(policy: Policy, alone: bool) -> SplitLayer:
-        key = policy, alone
-        if key not in halves:
-            # A loop of one turn is unrolled, and there XLA would merge the replay with the forward.
-            halves[key] = cut(checkpoint(call, policy, prevent_cse=alone))
-        return halves[key]
+        # A loop of one turn is unrolled, and there XLA would merge the replay with the forward.
+        return cut(checkpoint(call, policy, prevent_cse=alone))
 
-    def repeat(pattern: tuple[Policy, ...], repeats: int) -> Repeat:
-        return Repeat(tuple(cut_under(policy, repeats == 1) for policy in pattern), repeats)
+    return tuple(loop for segment in segments for loop in _loops_of(call, segment, cut_under))
 
-    def patterns(pattern: tuple[Policy, ...], length: int) -> tuple[Repeat, ...]:
-        whole, rest = divmod(length, len(pattern))
-        loops = (repeat(pattern, whole),) if whole else ()
-        return (*loops, repeat(pattern[:rest], 1)) if rest else loops
 
-    def replayed(pattern: tuple[Policy, ...], length: int) -> tuple[Repeat, ...]:
-        """A group's loops. Its last layer stands alone: its output is read by nobody, so its end is not run."""
-        last = repeat((pattern[(length - 1) % len(pattern)],), 1)
-        return (*patterns(pattern, length - 1), last)
+def _loops_of(call: Flat, segment: Segment, cut: Cut) -> tuple[Loop, ...]:
+    pattern, repeats = segment.pattern, segment.repeats
+    assert repeats is not None, "a resolved segment is closed"
+    length = len(pattern) * repeats
+    if segment.slots is not None:
+        return (Scheduled(call, cut(pattern[0], length == 1), tables(binomial(length, segment.slots))),)
+    if segment.group == 1:
+        return (_repeat(pattern, repeats, cut),)
+    host = any(boundary_on_host(policy) for policy in pattern)
+    pattern = tuple(inside_group(policy) for policy in pattern)
+    whole, rest = divmod(length, segment.group)
+    full = (Group(call, _replayed(pattern, segment.group, cut), whole, host),) if whole else ()
+    return (*full, Group(call, _replayed(pattern, rest, cut), 1, host)) if rest else full
 
-    def loops_of(segment: Segment) -> tuple[Loop, ...]:
-        pattern, repeats = segment.pattern, segment.repeats
-        assert repeats is not None, "a resolved segment is closed"
-        length = len(pattern) * repeats
-        if segment.slots is not None:
-            if len(set(pattern)) > 1:
-                raise ValueError(
-                    f"plan: a schedule takes one policy for its layers, got {', '.join(map(str, pattern))}"
-                )
-            return (Scheduled(call, cut_under(pattern[0], length == 1), tables(binomial(length, segment.slots))),)
-        if segment.group == 1:
-            return (repeat(pattern, repeats),)
-        if segment.group % len(pattern):
-            raise ValueError(
-                f"plan: a group must hold whole patterns, got groups of {segment.group} and {len(pattern)} policies"
-            )
-        host = any(boundary_on_host(policy) for policy in pattern)
-        pattern = tuple(inside_group(policy) for policy in pattern)
-        whole, rest = divmod(length, segment.group)
-        full = (Group(call, replayed(pattern, segment.group), whole, host),) if whole else ()
-        return (*full, Group(call, replayed(pattern, rest), 1, host)) if rest else full
 
-    return tuple(loop for segment in segments for loop in loops_of(segment))
+def _repeat(pattern: tuple[Policy, ...], repeats: int, cut: Cut) -> Repeat:
+    return Repeat(tuple(cut(policy, repeats == 1) for policy in pattern), repeats)
+
+
+def _replayed(pattern: tuple[Policy, ...], length: int, cut: Cut) -> tuple[Repeat, ...]:
+    """A group's loops. Its last layer stands alone: its output is read by nobody, so its end is not run."""
+    whole, rest = divmod(length - 1, len(pattern))
+    loops = (_repeat(pattern, whole, cut),) if whole else ()
+    ends = (pattern[:rest],) if rest else ()
+    return (*loops, *(_repeat(end, 1, cut) for end in (*ends, (pattern[rest],))))

@@ -1,13 +1,14 @@
 """Remat of a function, held to its word: every value gets its decision, a selector that matches nothing raises."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.evaluate import evaluate
+from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import Program, capture, graph_of
 from jremat.policy.layers import LayerPlan, Request
@@ -111,13 +112,26 @@ def residuals(
     return read_residuals(take_apart(f, args, kwargs, static_argnames))
 
 
+def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any) -> None:
+    """Raise where ``checkpoint(f, policy)`` would raise at its call, for each of ``policies``; nothing is rematted."""
+    program = capture(take_apart(f, args, {}))
+    for policy in policies:
+        if not policy.keeps_everything or policy.made_for is not None:
+            graph = _graph_for(program, policy)
+            check(graph, policy, strict=True)
+            _refuse_lost_offload(policy, decide(graph, policy))
+
+
 def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decisions:
     """What ``policy`` says of a traced function, checked."""
-    families = tuple(dict.fromkeys((*SELECTABLE, *(family for family, _ in policy.families))))
-    graph = graph_of(program, families)
+    graph = _graph_for(program, policy)
     check(graph, policy, strict=strict)
     by_default = policy.strict_only and not policy.values  # a plan names its values itself
     return decide(graph, policy, _needed(program, tuple(candidates(graph))) if by_default else None)
+
+
+def _graph_for(program: Program, policy: Policy) -> Graph:
+    return graph_of(program, tuple(dict.fromkeys((*SELECTABLE, *(family for family, _ in policy.families)))))
 
 
 def _needed(program: Program, every: Sequence[Candidate]) -> frozenset[str]:

@@ -1,12 +1,15 @@
 """A stack's derivatives: its own loops in reverse mode, scans in forward mode and when differentiated again."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from jremat.graph.residuals import UNREAD
 from jremat.transform.layer import Active, Flat, Leaves, SplitLayer, split
 from jremat.transform.linear_map import LinearMap
 from jremat.transform.loops import Gradients, Loop, Weights, backward_all, forward_all, run
@@ -22,8 +25,7 @@ def differentiable(
     """The stack as a function of (stacked parameters, what the layers share, carry).
 
     The first derivative in reverse mode runs the loops, with what they keep between their two passes. Forward mode and
-    second derivatives run ``scan``, whose program is traced for them alone. That needs the first carry. Where a plan
-    doesn't keep it anyway it isn't kept for them: JAX then differentiates the loops themselves a second time.
+    second derivatives run ``scan``, whose program is traced for them alone.
 
     Args:
         block: the layer as written.
@@ -38,111 +40,130 @@ def differentiable(
 
     def tangents_of(primals: Any, tangents: Any) -> tuple[Leaves, list[Any]]:
         stacked, shared, carry = primals
-        moved = tuple([_moves(t) for t in some] for some in tangents)
+        moved = [[_moves(t) for t in some] for some in tangents]
         # The carry of a later layer is differentiated even where the first one's isn't: all of it that can be.
         active = Active(tuple(moved[0]), tuple(moved[1]), tuple(map(_real, carry)))
         # Types, not shapes: under explicit sharding and in a shard_map they say more.
         types = jax.eval_shape(Weights(stacked, shared).layer, 0), shared, carry
         loops = cut_up(lambda rematted: split(rematted, *types, active))
-        unheld = [x for place, x in zip(loops[0].carried, carry, strict=True) if place is None]
-        forward, backward = _passes(loops, active, moved)
-        if not unheld:
-            forward, backward = _again(loops, active, moved, scan, say)
-        out, saved = forward(stacked, shared, carry)
-        fixed, tree = jax.tree.flatten((saved, stacked, shared))
-
-        def push(fixed: Leaves, unheld: Leaves, given: Leaves) -> Leaves:
-            say()
-            saved, stacked, shared = jax.tree.unflatten(tree, fixed)
-            at = stacked, shared, _first(loops, saved, unheld)
-            supply = iter(given)
-            along = [[next(supply) if flag else _zero(x) for flag, x in zip(*pair)] for pair in zip(moved, at)]
-            return _those(active.carry, _jvp(scan, at, along)[1])
-
-        both = LinearMap(push, lambda fixed, cts: backward(*jax.tree.unflatten(tree, fixed), cts))
+        passes = _Passes(loops, active, moved, scan, say)
+        out, saved = passes.forward(stacked, shared, carry)
+        fixed, tree = jax.tree.flatten((saved, stacked, shared, passes.unheld(carry)))
+        both = LinearMap(
+            lambda fixed, given: passes.push(*jax.tree.unflatten(tree, fixed), given),
+            lambda fixed, cts: passes.pull(*jax.tree.unflatten(tree, fixed), cts),
+        )
         given = [t for some in tangents for t in some if _moves(t)]
-        supply = iter(both(fixed, unheld, given, like=_those(active.carry, out)))
+        supply = iter(both(fixed, given, like=_those(active.carry, out)))
         return out, [next(supply) if flag else _zero(x) for flag, x in zip(active.carry, out)]
 
     chain.defjvp(tangents_of, symbolic_zeros=True)
     return chain
 
 
-def _passes(
-    loops: tuple[Loop, ...], active: Active, moved: Sequence[list[bool]]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The two passes of reverse mode."""
+@dataclass(frozen=True, eq=False)
+class _Passes:
+    """The two passes of reverse mode. Differentiated again, they are the scan's.
 
-    def forward(stacked: Leaves, shared: Leaves, carry: Leaves) -> tuple[Leaves, Any]:
-        return forward_all(loops, Weights(stacked, shared), 0, carry)
+    The scan starts from the first carry. Where the plan doesn't keep it, it goes from pass to pass under a name of its
+    own: the backward pass doesn't read it, so a compiled step doesn't keep it either.
 
-    def backward(saved: Any, stacked: Leaves, shared: Leaves, cts: Leaves) -> Leaves:
-        start = Gradients(
-            cts,
-            [jnp.zeros_like(leaf) for leaf in _those(active.layer, stacked)],
-            [jnp.zeros_like(leaf) for leaf in _those(active.shared, shared)],
-        )
-        end = backward_all(loops, Weights(stacked, shared), 0, saved, start)
-        wanted = _those(active.carry, moved[2])
-        return [*end.stacked, *end.shared, *_those(wanted, end.carry)]
+    Args:
+        loops: of the plan, cut in two.
+        active: which leaves have gradients inside of the loops.
+        moved: which of (stacked, shared, carry) are differentiated.
+        scan, say: as of ``differentiable``.
+    """
 
-    return forward, backward
+    loops: tuple[Loop, ...]
+    active: Active
+    moved: Sequence[Sequence[bool]]
+    scan: Flat
+    say: Callable[[], None]
 
+    def unheld(self, carry: Leaves) -> Leaves:
+        """What of the first carry isn't among what the loops save."""
+        return [
+            checkpoint_name(x, UNREAD) for place, x in zip(self.loops[0].carried, carry, strict=True) if place is None
+        ]
 
-def _again(
-    loops: tuple[Loop, ...], active: Active, moved: Sequence[list[bool]], scan: Flat, say: Callable[[], None]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The two passes, which are differentiated again as the scan's; the first carry is among what is saved."""
-    forward, backward = map(jax.custom_jvp, _passes(loops, active, moved))
+    def forward(self, *at: Leaves) -> tuple[Leaves, Any]:
+        """(stacked, shared, carry) to the last carry, and what the loops save."""
 
-    def forward_tangents(primals: Any, tangents: Any) -> Any:
-        say()
-        out, out_tangents = _jvp(scan, primals, tangents)
-        _, saved = forward(*primals)
-        leaves, tree = jax.tree.flatten(saved)
-        along: list[Any] = [_zero(x) for x in leaves]
-        # Of what is saved the backward pass reads the first carry's tangent alone.
-        for place, t in zip(loops[0].carried, tangents[2], strict=True):
-            if place is not None and _moves(t):
-                along[place] = jnp.zeros_like(leaves[place]).at[0].set(t)
-        return (out, saved), (out_tangents, jax.tree.unflatten(tree, along))
+        @jax.custom_jvp
+        def forward(stacked: Leaves, shared: Leaves, carry: Leaves) -> tuple[Leaves, Any]:
+            return forward_all(self.loops, Weights(stacked, shared), 0, carry)
 
-    def backward_tangents(primals: Any, tangents: Any) -> Any:
-        (saved, stacked, shared, cts), (saved_t, stacked_t, shared_t, cts_t) = primals, tangents
-        if not any(map(_moves, jax.tree.leaves(tangents[:-1]))):  # else the forward pass has said so
-            say()
+        def tangents_of(primals: Any, tangents: Any) -> Any:
+            out, out_tangents = self._scanned_jvp(self.scan, primals, tangents)
+            _, saved = forward(*primals)
+            leaves, tree = jax.tree.flatten(saved)
+            along: list[Any] = [_zero(x) for x in leaves]
+            # Of what is saved the backward pass reads the first carry's tangent alone.
+            for place, t in zip(self.loops[0].carried, tangents[2], strict=True):
+                if place is not None and _moves(t):
+                    along[place] = jnp.zeros_like(leaves[place]).at[0].set(t)
+            return (out, saved), (out_tangents, jax.tree.unflatten(tree, along))
 
-        def pulled(stacked: Leaves, shared: Leaves, carry: Leaves, cts: Leaves) -> Leaves:
-            at = stacked, shared, carry
+        forward.defjvp(tangents_of, symbolic_zeros=True)
+        return forward(*at)
 
-            def of_moved(*given: Any) -> Leaves:
-                supply = iter(given)
-                filled = [[next(supply) if flag else x for flag, x in zip(*pair)] for pair in zip(moved, at)]
-                return _those(active.carry, scan(*filled))
+    def pull(self, *at: Any) -> Leaves:
+        """(saved, stacked, shared, unheld, cotangents of the last active carry) to gradients by what is moved."""
 
-            given = [x for pair in zip(moved, at) for x in _those(*pair)]
-            return list(jax.vjp(of_moved, *given)[1](cts))
+        @jax.custom_jvp
+        def backward(saved: Any, stacked: Leaves, shared: Leaves, unheld: Leaves, cts: Leaves) -> Leaves:
+            start = Gradients(
+                cts,
+                [jnp.zeros_like(leaf) for leaf in _those(self.active.layer, stacked)],
+                [jnp.zeros_like(leaf) for leaf in _those(self.active.shared, shared)],
+            )
+            end = backward_all(self.loops, Weights(stacked, shared), 0, saved, start)
+            wanted = _those(self.active.carry, self.moved[2])
+            return [*end.stacked, *end.shared, *_those(wanted, end.carry)]
 
-        carry = _first(loops, saved, ())
-        carry_t = _first_tangents(loops, saved_t, carry)
-        return _jvp(pulled, (stacked, shared, carry, cts), (stacked_t, shared_t, carry_t, cts_t))
+        def tangents_of(primals: Any, tangents: Any) -> Any:
+            (saved, stacked, shared, unheld, cts), (saved_t, stacked_t, shared_t, unheld_t, cts_t) = primals, tangents
+            carry = self._first(saved, unheld)
+            carry_t = self._first_tangents(saved_t, unheld_t, carry)
+            along = stacked_t, shared_t, carry_t, cts_t
+            return self._scanned_jvp(self._scanned_vjp, (stacked, shared, carry, cts), along)
 
-    forward.defjvp(forward_tangents, symbolic_zeros=True)
-    backward.defjvp(backward_tangents, symbolic_zeros=True)
-    return forward, backward
+        backward.defjvp(tangents_of, symbolic_zeros=True)
+        return backward(*at)
 
+    def push(self, saved: Any, stacked: Leaves, shared: Leaves, unheld: Leaves, given: Leaves) -> Leaves:
+        """Tangents of what is moved to those of the last active carry."""
+        at, supply = (stacked, shared, self._first(saved, unheld)), iter(given)
+        along = [[next(supply) if flag else _zero(x) for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
+        return _those(self.active.carry, self._scanned_jvp(self.scan, at, along)[1])
 
-def _first(loops: tuple[Loop, ...], saved: Any, unheld: Sequence[Any]) -> Leaves:
-    """The first carry, from what was saved and what wasn't."""
-    leaves, supply = jax.tree.leaves(saved), iter(unheld)
-    return [next(supply) if place is None else leaves[place][0] for place in loops[0].carried]
+    def _scanned_jvp(self, f: Callable[..., Any], at: Sequence[Any], along: Sequence[Any]) -> tuple[Any, Any]:
+        self.say()
+        return _jvp(f, at, along)
 
+    def _scanned_vjp(self, stacked: Leaves, shared: Leaves, carry: Leaves, cts: Leaves) -> Leaves:
+        at = stacked, shared, carry
 
-def _first_tangents(loops: tuple[Loop, ...], saved: Any, carry: Leaves) -> list[Any]:
-    """The first carry's tangents, from those of what was saved, which is all of it."""
-    leaves = jax.tree.leaves(saved)
-    held = [leaves[place] for place in loops[0].carried if place is not None]
-    return [t[0] if _moves(t) else _zero(x) for t, x in zip(held, carry, strict=True)]
+        def of_moved(*given: Any) -> Leaves:
+            supply = iter(given)
+            filled = [[next(supply) if flag else x for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
+            return _those(self.active.carry, self.scan(*filled))
+
+        given = [x for pair in zip(self.moved, at) for x in _those(*pair)]
+        return list(jax.vjp(of_moved, *given)[1](cts))
+
+    def _first(self, saved: Any, unheld: Leaves) -> Leaves:
+        """The first carry."""
+        leaves, supply = jax.tree.leaves(saved), iter(unheld)
+        return [next(supply) if place is None else leaves[place][0] for place in self.loops[0].carried]
+
+    def _first_tangents(self, saved: Any, unheld: Sequence[Any], carry: Leaves) -> list[Any]:
+        """Its tangents, from those of what was saved and what wasn't."""
+        leaves, supply = jax.tree.leaves(saved), iter(unheld)
+        found = [next(supply) if place is None else leaves[place] for place in self.loops[0].carried]
+        at_first = [place is not None for place in self.loops[0].carried]
+        return [(t[0] if head else t) if _moves(t) else _zero(x) for t, head, x in zip(found, at_first, carry)]
 
 
 def _jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

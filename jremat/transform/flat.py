@@ -73,6 +73,11 @@ def check_lengths(parameters: Any, num_layers: int) -> None:
             raise ValueError(f"{where}: expected [{num_layers}, ...], one entry per layer, got {list(shape)}")
 
 
+def one_layer(parameters: Any) -> Any:
+    """The shapes of one layer's parameters, of stacked ones."""
+    return jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
+
+
 def writes_beside(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> bool:
     """Whether a block returns ``(carry, writes)``: what a layer writes beside the carry, such as batch statistics.
 
@@ -99,7 +104,7 @@ def writes_beside(block: Callable[..., Any], parameters: Any, carry: Any, shared
 
 def _traced(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> tuple[Any, Any, Any]:
     """One layer's shapes, the block's program and the shape of what it returns; JAX remembers the trace."""
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
+    one = one_layer(parameters)
     return one, *jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
 
 

@@ -1,6 +1,7 @@
 """A stack of layers as a few loops, each with a forward and a backward pass; parameters are indexed, never copied."""
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,8 @@ class Repeat:
             r, kept = given
             for k in reversed(range(len(self.splits))):
                 i = start + r * len(self.splits) + k
+                if k < len(self.splits) - 1:
+                    i, gradients = _in_turn(i, gradients)
                 with _turn(self, k):
                     gradients = gradients.after(self.splits[k], weights, kept[k], i)
             return gradients, None
@@ -244,12 +247,23 @@ def backward_all(
     loops: tuple[Loop, ...], weights: Weights, start: Any, saved: list[Any], gradients: Gradients
 ) -> Gradients:
     """Back through loop after loop, last first."""
-    start = start + sum(loop.num_layers for loop in loops)
-    for loop, kept in zip(reversed(loops), reversed(saved)):
-        start = start - loop.num_layers
-        with _layers(start, loop):
-            gradients = loop.backward(weights, start, kept, gradients)
+    ends = list(itertools.accumulate(loop.num_layers for loop in loops))
+    for k in reversed(range(len(loops))):
+        begin = start + ends[k] - loops[k].num_layers
+        with _layers(begin, loops[k]):
+            if k < len(loops) - 1:
+                begin, gradients = _in_turn(begin, gradients)
+            gradients = loops[k].backward(weights, begin, saved[k], gradients)
     return gradients
+
+
+def _in_turn(i: Any, gradients: Gradients) -> tuple[Any, Gradients]:
+    """The number of the layer to take back next, known once the gradients behind it are written.
+
+    Where two layers stand in one body, XLA else fetches the parameters of both at once, and writes the gradients of
+    both at the end.
+    """
+    return lax.optimization_barrier((i, gradients))
 
 
 def _layers(start: Any, loop: Loop) -> contextlib.AbstractContextManager[Any]:

@@ -47,6 +47,22 @@ def inside_group(policy: Policy) -> Policy:
     return replace(policy, names=names, label=None)
 
 
+def on_device(policy: Policy) -> Policy:
+    """The same policy, with what it sends to the host kept on the device.
+
+    >>> on_device(Policy.save("a") | Policy.offload("b"))
+    policies.get('save:a,b')
+    """
+    if not policy.offloads:
+        return policy
+    names, families, values = (
+        tuple((which, SAVE if d is OFFLOAD else d) for which, d in rules)
+        for rules in (policy.names, policy.families, policy.values)
+    )
+    default = SAVE if policy.default is OFFLOAD else policy.default
+    return replace(policy, names=names, families=families, values=values, default=default, label=None)
+
+
 def warn_where_ignored(policies: Iterable[Policy]) -> None:
     """A warning where the default backend keeps one kind of memory only, so that an offload moves nothing."""
     chosen = sorted({p.spec for p in policies if p.offloads})

@@ -56,7 +56,7 @@ def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
     """A plan, or one policy for all layers, as closed segments.
 
     Raises:
-        ValueError: neither of them, or a plan for another number of layers.
+        ValueError: neither of them, a plan for another number of layers, or a segment that no stack can run.
     """
     if isinstance(plan, Request):
         raise ValueError(
@@ -67,6 +67,14 @@ def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
         plan = LayerPlan((Segment((plan,)),), label=plan.spec)
     if not isinstance(plan, LayerPlan):
         raise ValueError(f"plan: expected a LayerPlan or a Policy, e.g. policies.get('every_k:4'), got {plan!r}")
+    for segment in plan.segments:
+        pattern = segment.pattern
+        if segment.slots is not None and len(set(pattern)) > 1:
+            raise ValueError(f"plan: a schedule takes one policy for its layers, got {', '.join(map(str, pattern))}")
+        if segment.group > 1 and segment.group % len(pattern):
+            raise ValueError(
+                f"plan: a group must hold whole patterns, got groups of {segment.group} and {len(pattern)} policies"
+            )
     return plan.resolve(num_layers)
 
 

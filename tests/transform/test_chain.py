@@ -11,7 +11,7 @@ from jax import lax
 
 import jremat
 import policies
-from jremat.policy import FULL, NONE, LayerPlan, Segment, tag
+from jremat.policy import FULL, NONE, LayerPlan, Policy, Segment, tag
 from jremat.transform.chain import stack
 from jremat.transform.groups import best_group, group_peaks, group_sizes
 from jremat.transform.scan import scan_stack
@@ -169,6 +169,16 @@ class TestSameNumbers:
         )
 
 
+TYPO = Policy.save("upp")
+MISTYPED = (
+    *map(policies.get, ("save:upp", "offload:upp", "but:upp", "every_k:3,save:upp", "every_k:3,offload:upp")),
+    *map(policies.get, ("block:2,save:upp", "mix:2*full,rest*save:upp", "mix:2*save:upp,rest*none")),
+    LayerPlan((Segment((FULL, TYPO)),), label="every second layer"),
+    LayerPlan((Segment((TYPO,), 3), Segment((FULL, TYPO), 2, group=2)), label="groups of two"),
+    LayerPlan((Segment((TYPO,), slots=2),), label="a schedule of two slots"),
+)
+
+
 class TestMistakes:
     def test_each_is_named(self):
         p, run = weights(), stack(block, FULL, num_layers=L)
@@ -190,11 +200,35 @@ class TestMistakes:
                 ValueError, match=r"'sqrt' needs shapes .*get\('sqrt'\)\.resolve\(block, \*args, num_layers=7"
             ):
                 make(block, policies.get("sqrt"), num_layers=L)
-        with pytest.raises(ValueError, match="which no value bears"):
-            jax.grad(lambda x: stack(block, policies.get("save:upp"), num_layers=L)(p, x, SCALE).sum())(X)
-        with pytest.raises(ValueError, match="a group must hold whole patterns, got groups of 3 and 2 policies"):
-            plan = LayerPlan((Segment((FULL, NONE), 3, group=3),), label="odd")
-            jax.grad(lambda x: stack(block, plan, num_layers=6)(weights(6), x, SCALE).sum())(X)
+        for make in (stack, scan_stack):
+            with pytest.raises(ValueError, match="a group must hold whole patterns, got groups of 3 and 2 policies"):
+                make(block, LayerPlan((Segment((FULL, NONE), 3, group=3),), label="odd"), num_layers=6)
+            with pytest.raises(ValueError, match="a schedule takes one policy for its layers, got full, none"):
+                make(block, LayerPlan((Segment((FULL, NONE), 3, slots=2),), label="odd"), num_layers=6)
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("plan", MISTYPED, ids=str)
+    def test_a_name_that_no_value_bears_is_named_at_the_first_call(self, plan):
+        """Nothing need be differentiated, nor run."""
+        writing = lambda p, x, scale: (block(p, x, scale), x.mean())
+        for make in (
+            stack(block, plan, num_layers=L),
+            scan_stack(block, plan, num_layers=L),
+            stack(writing, plan, num_layers=L),
+        ):
+            with pytest.raises(ValueError, match=r"names 'upp' \(did you mean 'up'\?\), which no value bears"):
+                jax.eval_shape(make, weights(), X, SCALE)
+
+    @pytest.mark.parametrize("spec", ["save:up", "mix:2*full,rest*save:up"])
+    def test_that_costs_no_trace_of_its_own(self, spec):
+        traced = []
+
+        def counted(*args):
+            traced.append(1)
+            return block(*args)
+
+        jax.eval_shape(stack(counted, policies.get(spec), num_layers=L), weights(), X, SCALE)
+        assert len(traced) == 1
 
     def test_an_offload_that_moves_nothing_warns(self):
         named = lambda p, x: block(p, tag(x, "block_in"), SCALE)
