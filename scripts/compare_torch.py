@@ -21,6 +21,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from jremat.command.line import fail, parse, run, unwritten
@@ -79,11 +80,12 @@ def _compared(compare: Compare) -> list[dict[str, Any]]:
             if not isinstance(case, Case):
                 rows.append(case)
                 continue
-            progress.update(task, description=f"{case.name}: {case.line}")
+            progress.update(task, description=escape(f"{case.name}: {case.line}"))
             start = time.monotonic()
             rows.append(session.row(case))
             cases.append(case)
-            progress.console.print(f"{case.name}: {case.line} ({time.monotonic() - start:.0f} s)", highlight=False)
+            took = f"{case.name}: {case.line} ({time.monotonic() - start:.0f} s)"
+            progress.console.print(took, highlight=False, markup=False)
         if compare.steps:
             progress.update(task, description="time, interleaved")
             times = timed(session, cases, compare.steps)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
@@ -56,7 +57,10 @@ def test_both_sides_of_two_policies_agree_and_each_difference_is_explained(tmp_p
     assert {row["tensor"] for row in budget["differences"]} <= {*VOCABULARY, "(add)"}  # the stream has no name
     assert frequency["checks"]["frequency"]["holds"]
     assert full["overhead"].keys() >= {"jax", "pytorch"}
-    assert "mlp_out" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "mlp_out" in out
+    assert re.search(r"sac:mm,addmm: SAC \[[\w, ]+\] \(\d+ s\)", out)  # brackets are no markup
+    assert "budget: PyTorch's is a share of what its default partition keeps beyond the inputs" in out
 
 
 @pytest.mark.parametrize(
