@@ -115,6 +115,8 @@ def measured_stack(plan: Policy | LayerPlan, size: Size) -> Stack:
     tagged = _tagged(jremat.trace(layer, one, carry))
     kept: dict[str, int] = {}
     for row in jremat.residuals(run, params, carry).kept:
+        if row.dtype == "int32" and row.name is None:
+            continue  # the layer's number in the carry, which PyTorch's loop holds in Python
         place = row.mark.rpartition(".")[2] if row.mark else ""
         loop = "block_in" if row.primitive == "scan" else f"({row.primitive})"  # what a loop hands to itself
         name = row.name or tagged.get(place, loop)
