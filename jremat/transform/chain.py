@@ -28,7 +28,8 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     is what is computed from them alone (a cast to bfloat16). Matmuls of the replay stand under JAX's
     ``rematted_computation`` scope. All of that is of reverse mode, where loops of our own do the work. Forward mode
     (``jax.jvp``, ``jax.linearize``, ``jax.jacfwd``), second derivatives and blocks that write values beside the carry
-    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says what that costs.
+    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says once a call what that costs; what the
+    plan offloads stays on the device in the first two.
 
     Args:
         block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
@@ -38,15 +39,15 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
 
     Returns:
         A function ``run(parameters, carry, *shared)`` to the last carry, or to a pair of it and what all layers wrote,
-        stacked [L, ...]. ``parameters``: a pytree of arrays [L, ...],
-        per-layer dropout keys, layer numbers and flags among them. ``carry``: what goes from layer to layer.
+        stacked [L, ...]. ``parameters``: a pytree of arrays [L, ...], per-layer dropout keys, layer numbers and flags
+        among them. ``carry``: what goes from layer to layer.
         ``shared``: what every layer reads, e.g. masks, positions, a conditioning; differentiated where it is asked for.
         Leaves that aren't differentiated (frozen parameters, integers, keys) get no gradient buffer.
 
     Raises:
-        ValueError: the plan doesn't fit ``num_layers``, or is a request that isn't resolved yet; at the call, a leaf of
-            ``parameters`` has another length, the block's result isn't like its carry, or a policy's selector matches
-            nothing in the block.
+        ValueError: the plan doesn't fit ``num_layers``, or is a request that isn't resolved yet; at the first call,
+            differentiated or not, a leaf of ``parameters`` has another length, the block's result isn't like its carry,
+            or a policy's selector matches nothing in the block.
 
     >>> from jremat.policy import FULL, NONE
     >>> plan = LayerPlan((Segment((FULL,), repeats=2), Segment((NONE,))), label="block:2")

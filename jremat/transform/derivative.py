@@ -50,7 +50,7 @@ def differentiable(
         out, saved = passes.forward(stacked, shared, carry)
         fixed, tree = jax.tree.flatten((saved, stacked, shared, passes.unheld(carry)))
         both = LinearMap(
-            lambda fixed, given: passes.push(*jax.tree.unflatten(tree, fixed), given),
+            lambda fixed, given: passes.push(given, *jax.tree.unflatten(tree, fixed)),
             lambda fixed, cts: passes.pull(*jax.tree.unflatten(tree, fixed), cts),
         )
         given = [t for some in tangents for t in some if _moves(t)]
@@ -132,8 +132,8 @@ class _Passes:
         backward.defjvp(tangents_of, symbolic_zeros=True)
         return backward(*at)
 
-    def push(self, saved: Any, stacked: Leaves, shared: Leaves, unheld: Leaves, given: Leaves) -> Leaves:
-        """Tangents of what is moved to those of the last active carry."""
+    def push(self, given: Leaves, saved: Any, stacked: Leaves, shared: Leaves, unheld: Leaves) -> Leaves:
+        """Tangents of what is moved, ``given``, to those of the last active carry."""
         at, supply = (stacked, shared, self._first(saved, unheld)), iter(given)
         along = [[next(supply) if flag else _zero(x) for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
         return _those(self.active.carry, self._scanned_jvp(self.scan, at, along)[1])

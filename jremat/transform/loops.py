@@ -263,7 +263,11 @@ def _in_turn(i: Any, gradients: Gradients) -> tuple[Any, Gradients]:
     Where two layers stand in one body, XLA else fetches the parameters of both at once, and writes the gradients of
     both at the end.
     """
-    return lax.optimization_barrier((i, gradients))
+    given = jnp.asarray(i), gradients
+    tied = lax.optimization_barrier(given)
+    # In a shard_map older JAX takes all that a barrier hands on as different from device to device: none there, then.
+    kept = all(jax.typeof(a) == jax.typeof(b) for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(tied)))
+    return tied if kept else given
 
 
 def _layers(start: Any, loop: Loop) -> contextlib.AbstractContextManager[Any]:

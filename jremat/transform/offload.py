@@ -3,11 +3,14 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jremat.policy import OFFLOAD, SAVE, Policy
+from jremat.policy import OFFLOAD, SAVE, Decision, Policy
+
+Which = TypeVar("Which")
 
 BOUNDARY = "block_in"
 """The tag under which a policy speaks of a block's input, and so of a group's."""
@@ -55,12 +58,13 @@ def on_device(policy: Policy) -> Policy:
     """
     if not policy.offloads:
         return policy
-    names, families, values = (
-        tuple((which, SAVE if d is OFFLOAD else d) for which, d in rules)
-        for rules in (policy.names, policy.families, policy.values)
-    )
+    names, families, values = _kept(policy.names), _kept(policy.families), _kept(policy.values)
     default = SAVE if policy.default is OFFLOAD else policy.default
     return replace(policy, names=names, families=families, values=values, default=default, label=None)
+
+
+def _kept(rules: Iterable[tuple[Which, Decision]]) -> tuple[tuple[Which, Decision], ...]:
+    return tuple((which, SAVE if decision is OFFLOAD else decision) for which, decision in rules)
 
 
 def warn_where_ignored(policies: Iterable[Policy]) -> None:
