@@ -1,14 +1,13 @@
 """Operations as the kernels that a GPU compiler makes of them: which values are materialised, which are not.
 
-A matmul, a loop or a library call reads and writes memory. What is computed element by element is fused into the
-kernels that read it, unless it is read where fusion can't reach, or making it several times would cost more than
-writing it once. The rules are those of XLA's fusion for GPUs, as far as memory feels them; each names its reason.
+A matmul, a loop or a library call reads and writes memory; the rest is fused where it can be (``jremat.graph.fusion``).
 """
 
 import math
 
+from jremat.graph.fusion import accumulates, fuses
 from jremat.graph.operations import Kernel, Op, Value
-from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, REDUCTIONS, Rules
+from jremat.graph.rules import FREE, FUSIBLE, LAYOUT, REDUCTIONS, Rules
 from jremat.graph.siblings import merged
 
 
@@ -58,28 +57,9 @@ def kernels_of(ops: list[Op], rules: Rules) -> list[Kernel]:
     roots: dict[Op, frozenset[Op]] = {}  # the kernels that an operation's work is done in
     for op in reversed(ops):
         readers = frozenset().union(*(roots[user] for value in op.outputs for user in value.users))
-        op.fused = _fuses(op, readers, rules)
+        op.fused = fuses(op, readers, rules) or accumulates(op)
         roots[op] = readers if op.fused else frozenset([op])
-    return merged([_kernel(op) for op in ops if not op.fused])
-
-
-def _fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
-    if len(op.outputs) != 1 or not (op.name in FUSIBLE or op.name in FREE or op.name in LAYOUT):
-        return False
-    if op.name == "zeros":
-        return False
-    value = op.outputs[0]
-    if not all(_reads_fused(user, value, rules) for user in value.users):
-        return False
-    if op.name in FREE or len(readers) == 1:
-        return True
-    if any(reader.name == "relaid" for reader in readers):
-        return False  # a kernel that moves what it makes doesn't make again what others need too
-    # Making it in each of its readers must not move more bytes than writing it once, nor repeat dear arithmetic.
-    if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes:
-        return False
-    moved = sum(_read_bytes(v) for v in op.inputs)
-    return (len(readers) - 1) * moved <= (len(readers) + 1) * value.nbytes
+    return merged([_kernel(op) for op in ops if not op.fused], rules)
 
 
 def split_sum(op: Op, rules: Rules) -> tuple[int, bool]:
@@ -108,48 +88,26 @@ def turns_matmul(op: Op) -> bool:
     return maker is not None and maker.name == "dot_general"
 
 
-def _read_bytes(value: Value, depth: int = 6) -> int:
-    """Bytes that a kernel reads for a value: its own, or of what it is made from in passing, if that is less."""
-    maker = value.maker
-    if maker is None or not depth:
-        return value.nbytes
-    if maker.name in FREE:
-        return 0
-    if maker.name not in FUSIBLE or len(maker.outputs) != 1:
-        return value.nbytes
-    return min(value.nbytes, sum(_read_bytes(v, depth - 1) for v in maker.inputs))
-
-
-def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
-    """Whether a kernel can make ``value`` itself while it reads it."""
-    if user.name in FUSIBLE | LAYOUT | REDUCTIONS or user.name in ("write to a stack", "relaid"):
-        return True
-    if user.name in IN_PLACE:
-        return value is not user.inputs[0]
-    return False
-
-
 def _kernel(op: Op) -> Kernel:
     """A kernel with all that is fused into it."""
     reads: dict[Value, bool] = {}  # and whether each is read element by element
     moves = op.name in REDUCTIONS or op.name in LAYOUT
-    turned = bool(op.outputs) and op.outputs[0].layout in ("turned", "mixed", "settled")
-    # each with whether it is read element by element, and whether it was turned on the way
-    waiting = [(value, not moves, False) for value in reversed(op.inputs)]
+    # each with whether it is read element by element
+    waiting = [(value, not moves) for value in reversed(op.inputs)]
     seen: set[Value] = set()
+    told = op  # a matmul that adds to what is there is told as a matmul
     while waiting:
-        value, aligned, crossed = waiting.pop()
+        value, aligned = waiting.pop()
         maker = value.maker
         if maker is not None and maker.fused:
             if value in seen:
                 continue
             seen.add(value)
-            turns = turns_matmul(maker)
-            aligned = aligned and (maker.name not in LAYOUT or turns)
-            waiting += [(v, aligned, crossed or turns) for v in reversed(maker.inputs)]
+            told = maker if maker.name == "dot_general" else told
+            aligned = aligned and told is not maker and (maker.name not in LAYOUT or turns_matmul(maker))
+            waiting += [(v, aligned) for v in reversed(maker.inputs)]
         elif maker is not None or value.held:
-            across = turned and value.layout == "matmul" and not crossed
-            reads[value] = reads.get(value, True) and aligned and not across
+            reads[value] = reads.get(value, True) and aligned
     shares = []
     for k, made in enumerate(op.outputs):
         if op.in_place:
@@ -159,4 +117,4 @@ def _kernel(op: Op) -> Kernel:
         else:
             taken = ()
         shares.append(taken)
-    return Kernel(op, tuple(reads), tuple(op.outputs), tuple(shares))
+    return Kernel(told, tuple(reads), tuple(op.outputs), tuple(shares))

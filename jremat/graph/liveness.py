@@ -1,5 +1,6 @@
 """What is alive when: a heap that hands out buffers in the order of the kernels, and takes them back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jremat.graph.operations import Computation, Op, Value
@@ -34,11 +35,13 @@ class Run:
         alive: bytes at each step, beyond what the caller holds.
         ops: whose kernel runs at each step, with the operations around it, outermost first.
         lives: every buffer.
+        estimate_bytes: the peak as XLA's schedulers see it, who count twice what a loop carries where it starts.
     """
 
     alive: list[int]
     ops: list[tuple[Op, ...]]
     lives: list[Life]
+    estimate_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -83,6 +86,8 @@ class _Heap:
                 for k, value in enumerate(kernel.writes):
                     place = kernel.shares[k], k in kernel.op.in_place
                     alive += self._allocate(value, place, taken, t, step, found.lives)
+            if any(inner.carried for inner in kernel.op.inner):
+                found.estimate_bytes = max(found.estimate_bytes, alive + sum(v.nbytes for v in kernel.writes))
             for inner in kernel.op.inner:
                 # a branch's results are its caller's, a loop's take the place of what it carries
                 within = _Heap(inner, self.order, not inner.carried, self.depth + 1).run()
@@ -92,6 +97,7 @@ class _Heap:
                 for life in within.lives:
                     life.born, life.dies = life.born + offset, life.dies + offset
                 found.lives += within.lives
+                found.estimate_bytes = max(found.estimate_bytes, alive + within.estimate_bytes)
             if not kernel.op.inner:
                 found.alive.append(alive)
                 found.ops.append((kernel.op,))
@@ -104,6 +110,7 @@ class _Heap:
                 if self.last.get(value, t) <= t and held.values[-1] is value:
                     alive -= held.nbytes
                     del self.buffers[value]
+        found.estimate_bytes = max(found.estimate_bytes, found.peak_bytes)
         return found
 
     def _allocate(
@@ -143,6 +150,6 @@ class _Heap:
         return last < t or (last == t and carried in candidates)
 
 
-def best(computation: Computation, orders: tuple[Order, ...], results_apart: bool = True) -> Run:
-    """The run with the least peak, of equal ones the first."""
-    return min((run(computation, order, results_apart) for order in orders), key=lambda r: r.peak_bytes)
+def best(computation: Computation, orders: Sequence[Order], results_apart: bool = True) -> Run:
+    """The run of which XLA expects the least peak, of equal ones the first."""
+    return min((run(computation, order, results_apart) for order in orders), key=lambda r: r.estimate_bytes)

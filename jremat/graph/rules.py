@@ -65,8 +65,12 @@ class Rules:
         entered: primitives whose inside stands in the program as if it were written there.
         opaque: primitives whose inside needs no memory of the program's.
         cheap_bytes: an array of at most this size is made again whatever it costs.
+        few_rows: the exponentials of a softmax over at most so many rows are written when three kernels read them, of
+            more rows made again in each: found by compiling, between 65,536 and 69,632.
         unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by
             element.
+        orders: the orders tried (``jremat.graph.order.ORDERS``).
+        no_siblings: operations whose readers aren't joined into one kernel for reading the same array.
         tile: rows and columns of a matmul's result that one block of threads makes.
         busy_tiles: how many tiles keep an H200 busy: two for each of its 132 multiprocessors.
         least_summed: the shortest sum of a matmul that is split.
@@ -80,14 +84,26 @@ class Rules:
     )
     opaque: frozenset[str] = frozenset({"pallas_call", "reduce", "scatter-add", "scatter", "sort", "reduce_window"})
     cheap_bytes: int = 1 << 20
+    few_rows: int = 1 << 16
     unlike_matmuls: frozenset[str] = frozenset({"mixed"})
+    orders: tuple[str, ...] = ("greedy", "depth_first", "as_written")
+    no_siblings: frozenset[str] = frozenset({"dot_general"})
     tile: tuple[int, int] = (64, 128)
     busy_tiles: int = 264
     least_summed: int = 1024
     least_part: int = 128
 
 
-CALIBRATED = {"0.10": Rules("0.10.2"), "0.12": Rules("0.12.0.1", unlike_matmuls=frozenset({"mixed", "turned"}))}
+CALIBRATED = {
+    "0.10": Rules("0.10.2"),
+    # Another scheduler comes after the first there: what it makes of a loop's body is nearest to the depth-first order.
+    "0.12": Rules(
+        "0.12.0.1",
+        unlike_matmuls=frozenset({"mixed", "turned"}),
+        orders=("depth_first",),
+        no_siblings=frozenset(),
+    ),
+}
 """By JAX's minor version."""
 
 

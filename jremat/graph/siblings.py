@@ -6,13 +6,15 @@ Source: XLA's multi-output fusion for GPUs (gpu/transforms/multi_output_fusion.c
 first.
 """
 
+import dataclasses
 import math
 
+from jremat.graph.fusion import gathered_into_total
 from jremat.graph.operations import Kernel, Value
-from jremat.graph.rules import FUSIBLE, REDUCTIONS
+from jremat.graph.rules import FUSIBLE, REDUCTIONS, Rules
 
 
-def merged(kernels: list[Kernel]) -> list[Kernel]:
+def merged(kernels: list[Kernel], rules: Rules) -> list[Kernel]:
     """The kernels, siblings joined, in an order in which each stands after what it reads."""
     readers: dict[Value, list[Kernel]] = {}
     makers: dict[Value, Kernel] = {}
@@ -22,7 +24,7 @@ def merged(kernels: list[Kernel]) -> list[Kernel]:
             readers.setdefault(value, []).append(kernel)
     place = {kernel: float(k) for k, kernel in enumerate(kernels)}
     for value in reversed(list(readers)):
-        if math.prod(value.aval.shape) == 1:
+        if math.prod(value.aval.shape) == 1 or (value.maker is not None and value.maker.name in rules.no_siblings):
             continue
         candidates = [kernel for kernel in readers[value] if _elements(kernel)]
         k = 0
@@ -37,11 +39,41 @@ def merged(kernels: list[Kernel]) -> list[Kernel]:
                 continue
             both = _joined(one, other)
             place[both] = min(place.pop(one), place.pop(other))
-            makers |= dict.fromkeys(both.writes, both)
-            for read in both.reads:
-                readers[read] = [c for c in readers[read] if c is not one and c is not other] + [both]
+            _replace(one, other, both, readers, makers)
             candidates = [both if c is one else c for c in candidates if c is not other]
+    for kernel in list(place):
+        if gathered_into_total(kernel.op):
+            _join_to_maker(kernel, place, readers, makers)
     return _sorted(sorted(place, key=place.__getitem__), makers)
+
+
+def _join_to_maker(
+    kernel: Kernel, place: dict[Kernel, float], readers: dict[Value, list[Kernel]], makers: dict[Value, Kernel]
+) -> None:
+    """A gather for a sum is joined to the kernel whose result it is taken from, if both go over the same elements.
+
+    So a loss is taken from its logits as soon as their log-sum-exp is there, not when all else is done.
+    """
+    for value in kernel.reads:
+        maker = makers.get(value)
+        if maker is None or maker.op.name not in FUSIBLE or _elements(maker) != _elements(kernel):
+            continue
+        if any(_needs(makers[v], maker, makers) for v in kernel.reads if v in makers and makers[v] is not maker):
+            continue
+        both = _joined(maker, kernel)
+        both = dataclasses.replace(both, reads=tuple(v for v in both.reads if v not in maker.writes))
+        place[both] = max(place.pop(maker), place.pop(kernel))
+        _replace(maker, kernel, both, readers, makers)
+        return
+
+
+def _replace(
+    one: Kernel, other: Kernel, both: Kernel, readers: dict[Value, list[Kernel]], makers: dict[Value, Kernel]
+) -> None:
+    """Two kernels are one from here on."""
+    makers |= dict.fromkeys(both.writes, both)
+    for read in both.reads:
+        readers[read] = [c for c in readers[read] if c is not one and c is not other] + [both]
 
 
 def _elements(kernel: Kernel) -> tuple[int, ...]:
