@@ -22,7 +22,7 @@ from jremat.measure import memory, target
 from jremat.measure.memory import versions
 from jremat.plan.planner import cost_of
 from jremat.plan.program import read_block
-from jremat.plan.search import Answer, Found, answered, or_named, search
+from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy
 from jremat.policy.files import write_whole
@@ -214,11 +214,11 @@ class Rival:
 
 
 def rivals(model: Model, objective: str) -> list[Rival]:
-    """The named policies and plans that the model can run, but those that another equals or beats in every figure."""
+    """The named policies and plans that the model can run, one for each program, leanest first."""
     stack, layers = model.stack(objective), model.config.num_layers
     specs = [entry.policy.spec for entry in policies.table() if not entry.is_form]
     plans = ("every_k:4", "revolve:4", "alternate:2", "alternate:4", f"block:{layers // 2}")
-    found: list[Rival] = []
+    found: dict[str, Rival] = {}
     for spec in (*specs, *plans):
         plan = policies.get(spec)
         if not isinstance(plan, (Policy, LayerPlan)):
@@ -229,17 +229,8 @@ def rivals(model: Model, objective: str) -> list[Rival]:
             continue
         moved = isinstance(plan, Policy) and plan.decide(names=("block_in",)) is OFFLOAD
         device_bytes = figures.kept_bytes - moved * layers * stack.carry_bytes
-        found.append(Rival(spec, plan, figures, _time(figures, objective), device_bytes))
-    costs = [(r.device_bytes, r.figures.host_bytes, r.time) for r in found]
-    beaten = [
-        any(
-            all(a <= b for a, b in zip(other, mine)) and (other != mine or j < k)
-            for j, other in enumerate(costs)
-            if j != k
-        )
-        for k, mine in enumerate(costs)
-    ]
-    return sorted((r for r, flag in zip(found, beaten) if not flag), key=lambda rival: rival.device_bytes)
+        found.setdefault(program_key(model, plan), Rival(spec, plan, figures, _time(figures, objective), device_bytes))
+    return sorted(found.values(), key=lambda rival: rival.device_bytes)
 
 
 def spread(field: list[Rival], most: int) -> list[Rival]:
@@ -260,16 +251,18 @@ class Duel:
         limit_bytes: its compiled peak, no margin.
         named: least time of the named policies at no more peak and no more host bytes.
         planned: the planner's, infinite where it found nothing that fits.
-        means: what the planner was allowed: 2 compiles, 6, or the named policies beside its own choices.
+        compiles: that the planner was allowed.
         answer: what it came to.
+        itself: whether that is a named policy.
     """
 
     rival: Rival
     limit_bytes: int
     named: float
     planned: float
-    means: str
-    answer: Answer
+    compiles: int
+    answer: Found
+    itself: bool
 
     @property
     def no_worse(self) -> bool:
@@ -280,15 +273,15 @@ class Duel:
         return self.planned < self.named * (1 - 1e-6)
 
 
-MEANS = "2 compiles", "6 compiles", "named policies too"
+ALLOWED = 2, 6
+"""Compiles: the planner's default, and, where a named policy is faster than what that finds, more."""
 
 
-def duels(model: Model, objective: str, peaks: Peaks, most: int, means: int = 3) -> list[Duel]:
+def duels(model: Model, objective: str, peaks: Peaks, most: int) -> list[Duel]:
     """The planner beside the named policies, those whose steps there was time to compile.
 
     Args:
         most: named policies, spread from the leanest to the one that keeps most.
-        means: so many of ``MEANS`` may be tried.
     """
     field = rivals(model, objective)
     chosen = spread([r for r in field if not r.figures.host_bytes], most)
@@ -298,7 +291,7 @@ def duels(model: Model, objective: str, peaks: Peaks, most: int, means: int = 3)
     found = []
     for limit, rival in named:
         try:
-            found.append(_duel(model, objective, peaks, named, limit, rival, MEANS[:means]))
+            found.append(_duel(model, objective, peaks, named, limit, rival))
         except OutOfTime:
             continue
     return found
@@ -311,24 +304,17 @@ def _duel(
     named: list[tuple[int, Rival]],
     limit: int,
     rival: Rival,
-    allowed: tuple[str, ...],
 ) -> Duel:
     stack, host = model.stack(objective), rival.figures.host_bytes
     least = min(r.time for p, r in named if p <= limit and r.figures.host_bytes <= host)
     choices = stack.choices(host_bytes=host)
-    for means in allowed:
-        answer = answered(searched(model, choices, limit, peaks, 2 if means == MEANS[0] else 6), choices)
-        if means == MEANS[2]:
-            others = [r.figures for _, r in named if r.figures.host_bytes <= host]
-            answer = or_named(answer, others, limit, *looked_up(model, peaks))
-        time_ = _time(answer.choice, objective) if answer.fits else np.inf
+    others = [r.figures for _, r in named if r.figures.host_bytes <= host]
+    for compiles in ALLOWED:
+        found = search(choices, limit, *looked_up(model, peaks), others, compiles)
+        time_ = _time(found.choice, objective) if found.fits else np.inf
         if time_ <= least * (1 + 1e-9):
             break
-    return Duel(rival, limit, least, time_, means, answer)
-
-
-def searched(model: Model, choices: tuple[Choice, ...], limit: int, peaks: Peaks, compiles: int = 2) -> Found:
-    return search(choices, limit, *looked_up(model, peaks), compiles)
+    return Duel(rival, limit, least, time_, compiles, found, found.fits and found.choice in others)
 
 
 def looked_up(model: Model, peaks: Peaks) -> tuple[Callable[..., int], Callable[..., int]]:
@@ -346,5 +332,5 @@ def budgets(model: Model, peaks: Peaks) -> list[tuple[int, Found]]:
         low, high = peaks.compiled(model, FULL), peaks.compiled(model, NONE)
         for share in SHARES:
             limit = int(low + share * (high - low))
-            found.append((limit, searched(model, choices, limit, peaks)))
+            found.append((limit, search(choices, limit, *looked_up(model, peaks))))
     return found

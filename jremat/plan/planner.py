@@ -29,7 +29,7 @@ from jremat.plan.arguments import (
 from jremat.plan.program import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
-from jremat.plan.search import Answer, PeakOf, answered, or_named, peaks_between, search
+from jremat.plan.search import Found, PeakOf, peaks_between, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy
 from jremat.transform.chain import stack as run_stack
@@ -83,8 +83,8 @@ def plan(
             argmax) is made from never is. No plan is chosen that makes one again, full remat and groups among them.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
-        compiles: to spend on a plan that fits; a few more are spent where much of the memory would be left over, where
-            nothing fits so far, and on a policy of ``also`` that is faster. 0: none, the prediction is the answer.
+        compiles: to spend on a plan that fits; a few more are spent where nothing fits so far. 0: none, the prediction
+            is the answer.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
@@ -118,7 +118,6 @@ def plan(
     compiled = cache(lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
     confirm = compiled if compiles else None
     limit = int(memory_bytes * (1 - margin))
-    found = search(choices, limit, traced, confirm, max(compiles, 1))
     # Policies by name are costed on the block with all of its values, whatever the plan itself may keep.
     whole = read(False) if names_only else stack
     named = tuple(_understood(also, whole))
@@ -127,14 +126,13 @@ def plan(
         for choice in (whole.choice(FULL), whole.choice(NONE), *named)
         if choice.host_bytes <= host_bytes and not whole.repeats_a_decision(choice.plan)
     ]
-    answer = or_named(answered(found, choices), allowed, limit, traced, confirm)
-    answer = replace(answer, compiles=compiled.cache_info().misses)
+    found = search(choices, limit, traced, confirm, allowed, max(compiles, 1))
     base = _base_seconds(wanted, whole, kind) if chosen == "seconds" else None
     point = partial(_point, seconds=chosen == "seconds")
     frontier = _frontier(choices, peaks_between(choices, found.predicted), point)
     beside = tuple(point(choice, traced(choice.plan)) for choice in named)
-    result = _result(answer, frontier, beside, whole, wanted, kind, memory_bytes, margin, chosen, base)
-    if not answer.fits:
+    result = _result(found, frontier, beside, whole, wanted, kind, memory_bytes, margin, chosen, base)
+    if not found.fits:
         raise DoesNotFit(_why_not(result), result)
     return result
 
@@ -238,7 +236,7 @@ def _point(choice: Choice, peak_bytes: int, seconds: bool) -> Point:
 
 
 def _result(
-    answer: Answer,
+    found: Found,
     frontier: tuple[Point, ...],
     beside: tuple[Point, ...],
     stack: Stack,
@@ -249,12 +247,12 @@ def _result(
     objective: Objective,
     base: float | None,
 ) -> Plan:
-    choice = answer.choice
+    choice = found.choice
     seconds = choice.recompute_seconds / kind.num_devices if objective == "seconds" else None
     return Plan(
         policy=choice.plan,
-        peak_bytes=answer.peak_bytes,
-        predicted_peak_bytes=answer.predicted_peak_bytes,
+        peak_bytes=found.peak_bytes,
+        predicted_peak_bytes=found.predicted_peak_bytes,
         hbm_bytes=memory_bytes,
         margin=margin,
         host_bytes=choice.host_bytes // kind.num_devices,
@@ -267,7 +265,7 @@ def _result(
         kept=_kept(choice.plan, stack),
         frontier=frontier,
         beside=beside,
-        compiles=answer.compiles,
+        compiles=found.compiles,
         target=kind.label,
         versions=versions(kind),
         shapes=shapes_given(graph_of(stack.block.program)),

@@ -1,7 +1,7 @@
 """The fastest choice that fits: predicted first, then shown by the compiler."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,107 +17,141 @@ class Found:
     """What a search came to.
 
     Args:
-        place: of the fastest choice that fits, or, where none does, of the one compiled to least.
-        predicted: place -> peak bytes, of the choices whose step was traced.
-        compiled: place -> peak bytes, of the choices whose step was compiled.
-        fits: whether the choice does.
+        choice: the fastest that fits, or, where none does, the one that needs least.
+        predicted_peak_bytes: before anything was compiled.
+        peak_bytes: compiled; None where nothing was.
+        fits: whether it does.
+        predicted: place among the choices -> peak bytes, of those whose step was traced.
+        compiles: how many it took.
     """
 
-    place: int
-    predicted: Mapping[int, int]
-    compiled: Mapping[int, int]
+    choice: Choice
+    predicted_peak_bytes: int
+    peak_bytes: int | None
     fits: bool
+    predicted: Mapping[int, int]
+    compiles: int
 
 
 def search(
-    choices: Sequence[Choice], limit_bytes: int, predict: PeakOf, confirm: PeakOf | None, compiles: int = 2
+    choices: Sequence[Choice],
+    limit_bytes: int,
+    predict: PeakOf,
+    confirm: PeakOf | None,
+    named: Sequence[Choice] = (),
+    compiles: int = 2,
 ) -> Found:
-    """The fastest of ``choices`` whose peak is at most ``limit_bytes``.
+    """The fastest of ``choices`` and ``named`` whose peak is at most ``limit_bytes``.
 
     Kept bytes fall along the choices, and the peak about with them: a line between traced choices says which one to
     trace next. What the compiler says of one choice corrects the prediction of all by the difference, since what a
-    prediction misses (workspace, fragmentation) hardly depends on the plan. Where a compiler is there, no answer
-    stands that it hasn't confirmed: if the last compile allowed doesn't fit, further ones go on down the choices.
+    prediction misses (workspace, fragmentation) hardly depends on the plan: so the second compile is the last, but
+    where nothing has fitted yet.
 
     Args:
         choices: fastest first, kept bytes falling; at least one.
         limit_bytes: for the whole step.
         predict: without a compile.
-        confirm: by the compiler; None: the prediction is the answer.
-        compiles: to spend where one of them fits; more where much of the memory is left over or nothing fits so far.
+        confirm: by the compiler; None: the prediction is the answer. Where it is there, nothing fits before it says so.
+        named: further choices, in any order, e.g. policies by name.
+        compiles: to spend where one of them fits.
 
     >>> from jremat.policy import FULL
     >>> choices = [Choice(FULL, kept, 0, 10 - kept, 0) for kept in (9, 6, 3, 0)]
     >>> found = search(choices, 105, lambda plan: 100, lambda plan: 104)
-    >>> choices[found.place].kept_bytes, found.compiled
-    (9, {0: 104})
+    >>> found.choice.kept_bytes, found.peak_bytes, found.compiles
+    (9, 104, 1)
     """
-    predicted: dict[int, int] = {}
-    compiled: dict[int, int] = {}
-
-    def fitting() -> int | None:
-        """The fastest choice that the compiler found to fit."""
-        return min((k for k, peak in compiled.items() if peak <= limit_bytes), default=None)
-
-    def aim() -> int:
-        """What the next choice is expected to need at most: a little less where a compile came out too large and none
-        has fitted yet, a little more where one has and a better one is looked for."""
-        if fitting() is not None:
-            return int(limit_bytes * _WORTH_A_TRY)
-        return int(limit_bytes * _AFTER_A_MISS) if compiled else limit_bytes
-
-    def traced(k: int) -> int:
-        if k not in predicted:
-            predicted[k] = predict(choices[k].plan)
-        return predicted[k]
-
-    def expected(k: int) -> int:
-        """Peak bytes, corrected by what the compiler said of the nearest choice."""
-        near = min(compiled, key=lambda j: abs(j - k), default=None)
-        return peaks_between(choices, predicted)[k] + (compiled[near] - traced(near) if near is not None else 0)
-
-    def next_place() -> int | None:
-        """The choice to compile next: the fastest that is expected to fit; of those faster than one that does, if none
-        is, the likeliest; where nothing is expected to fit, what is expected to need least."""
-        while True:
-            best = fitting()
-            left = [k for k in range(len(choices) if best is None else best) if k not in compiled]
-            peaks = {k: expected(k) for k in left}
-            least = min(left, key=lambda k: peaks[k], default=None)
-            k = next((k for k in left if peaks[k] <= min(aim(), limit_bytes)), least)
-            if k is None or (best is not None and peaks[k] > aim()):
-                return None
-            if k in predicted:
-                return k
-            traced(k)
-
+    plans = {choice.plan for choice in choices}
+    others = {choice.plan: choice for choice in named if choice.plan not in plans}
+    state = _Search([*choices, *others.values()], len(choices), predict)
     for end in (0, len(choices) - 1):
-        traced(end)
+        state.traced(end)
     if confirm is None:
-        k = next_place()
-        assert k is not None, "nothing was compiled, so there is a next"
-        return Found(k, predicted, compiled, predicted[k] <= limit_bytes)
-    while (k := next_place()) is not None:
-        best = fitting()
-        # Where much of the memory is left over, the prediction was off, and further compiles are worth their time.
-        wasted = best is not None and compiled[best] < _USED * limit_bytes and expected(k) <= limit_bytes
-        if best is not None and len(compiled) >= compiles + wasted * _MORE:
+        place = state.next_place([limit_bytes])
+        if place is None:
+            place = min(range(len(state.choices)), key=state.expected)
+        return state.found(place, state.traced(place) <= limit_bytes)
+    for aims in _AIMS:
+        best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
+        if best is not None and len(state.compiled) >= compiles:
             break
-        hopeless = min(expected(k), traced(k)) > _NEAR * limit_bytes
-        if compiled and (hopeless or len(compiled) >= compiles + _MORE):
+        # Once something fits, what is left may be spent on what is faster by a hair too much.
+        shares = (1, _HAIR) if best is not None else aims
+        place = state.next_place([int(limit_bytes * share) for share in shares], best)
+        if place is None and best is None:
+            place = state.leanest(int(_NEAR * limit_bytes))
+        if place is None:
             break
-        compiled[k] = confirm(choices[k].plan)
-    best = fitting()
-    least = min(compiled, key=lambda j: compiled[j])
-    return Found(least if best is None else best, predicted, compiled, best is not None)
+        state.compiled[place] = confirm(state.choices[place].plan)
+    best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
+    least = min(state.compiled, key=state.compiled.__getitem__)
+    return state.found(least if best is None else best, best is not None)
 
 
-_AFTER_A_MISS, _WORTH_A_TRY = 0.995, 1.01
-"""Shares of the limit: of 77 steps half are predicted to within 0.6%, and what is left of that after a correction is
-less."""
-_USED = 0.93
-_MORE, _NEAR = 4, 1.2
-"""Before it says that nothing fits, the search compiles so many more choices as long as they come as near as that."""
+_HAIR, _NEAR = 1.003, 1.2
+_AIMS: tuple[tuple[float, ...], ...] = ((1, _HAIR), (0.996,), (0.985,), (0.96,), (0.9,), ())
+"""Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
+half are predicted to within 0.3%, and what is left of that after a correction is less."""
+
+
+class _Search:
+    """What is known of each choice's peak so far."""
+
+    def __init__(self, choices: Sequence[Choice], own: int, predict: PeakOf):
+        self.choices, self.own, self.predict = choices, own, predict
+        self.order = sorted(range(len(choices)), key=lambda k: (choices[k].recompute_seconds, k))
+        self.predicted: dict[int, int] = {}
+        self.compiled: dict[int, int] = {}
+
+    def traced(self, place: int) -> int:
+        if place not in self.predicted:
+            self.predicted[place] = self.predict(self.choices[place].plan)
+        return self.predicted[place]
+
+    def expected(self, place: int) -> int:
+        """Peak bytes, corrected by what the compiler said of the choice that keeps about as much."""
+        if place in self.predicted or place >= self.own:
+            peak = self.traced(place)
+        else:
+            peak = peaks_between(self.choices[: self.own], self.frontier())[place]
+        kept = self.choices[place].kept_bytes
+        near = min(self.compiled, key=lambda k: abs(self.choices[k].kept_bytes - kept), default=None)
+        return peak if near is None else peak + self.compiled[near] - self.traced(near)
+
+    def frontier(self) -> dict[int, int]:
+        """The traced peaks of the choices along which kept bytes fall."""
+        return {k: peak for k, peak in self.predicted.items() if k < self.own}
+
+    def next_place(self, aims: Sequence[int], best: int | None = None) -> int | None:
+        """The fastest choice, faster than ``best``, that is expected to need at most the first of ``aims``, else the
+        next; of those that weren't compiled."""
+        for aim in aims:
+            for place in self.order:
+                if place == best:
+                    break
+                while place not in self.compiled and self.expected(place) <= aim:
+                    if place in self.predicted:
+                        return place
+                    self.traced(place)
+        return None
+
+    def leanest(self, most_bytes: int) -> int | None:
+        """What is expected to need least, of what wasn't compiled; nothing if that is too much to be worth a try."""
+        left = [k for k in range(len(self.choices)) if k not in self.compiled]
+        least = min(left, key=self.expected, default=None)
+        hopeless = (
+            least is not None and bool(self.compiled) and min(self.expected(least), self.traced(least)) > most_bytes
+        )
+        return None if hopeless else least
+
+    def fastest(self, places: Iterable[int]) -> int | None:
+        """Of some choices the one that recomputes least."""
+        return min(places, key=self.order.index, default=None)
+
+    def found(self, place: int, fits: bool) -> Found:
+        peak = self.compiled.get(place)
+        return Found(self.choices[place], self.traced(place), peak, fits, self.frontier(), len(self.compiled))
 
 
 def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tuple[int, ...]:
@@ -131,63 +165,3 @@ def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tu
     kept = [choice.kept_bytes for choice in choices]
     line = np.interp(kept, [kept[k] for k in places], [predicted[k] for k in places])
     return tuple(predicted.get(k, int(peak)) for k, peak in enumerate(line))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The choice that was made, with its peaks.
-
-    Args:
-        choice: the fastest that fits, or, where none does, the one compiled to least.
-        predicted_peak_bytes: before anything was compiled.
-        peak_bytes: compiled; None where nothing was.
-        compiles: how many it took.
-        fits: whether it does.
-    """
-
-    choice: Choice
-    predicted_peak_bytes: int
-    peak_bytes: int | None
-    compiles: int
-    fits: bool
-
-
-def answered(found: Found, choices: Sequence[Choice]) -> Answer:
-    """What a search found, as an answer."""
-    predicted = found.predicted.get(found.place, peaks_between(choices, found.predicted)[found.place])
-    peak = found.compiled.get(found.place)
-    return Answer(choices[found.place], predicted, peak, len(found.compiled), found.fits)
-
-
-def or_named(
-    answer: Answer, named: Iterable[Choice], limit_bytes: int, predict: PeakOf, confirm: PeakOf | None
-) -> Answer:
-    """The answer, or a named policy that is faster and fits: the planner's own may miss the memory by a hair.
-
-    Args:
-        answer: of the search.
-        named: what the policies cost.
-        limit_bytes, predict, confirm: as of ``search``.
-
-    >>> from jremat.policy import FULL, NONE
-    >>> own, full = Choice(NONE, 0, 0, 9.0, 0), Choice(FULL, 0, 0, 7.0, 0)
-    >>> or_named(Answer(own, 90, 90, 2, True), [full], 100, lambda plan: 99, lambda plan: 100).choice.plan
-    policies.get('full')
-    """
-    for choice in sorted(named, key=lambda choice: choice.recompute_seconds):
-        if answer.fits and choice.recompute_seconds >= answer.choice.recompute_seconds:
-            break
-        predicted = predict(choice.plan)
-        if predicted > limit_bytes * (1 if confirm is None else _HAIR if answer.fits else _LAST_HOPE):
-            continue
-        peak = confirm(choice.plan) if confirm else None
-        answer = replace(answer, compiles=answer.compiles + (confirm is not None))
-        if peak is None or peak <= limit_bytes:
-            return Answer(choice, predicted, peak, answer.compiles, True)
-        if not answer.fits and answer.peak_bytes is not None and peak < answer.peak_bytes:
-            answer = Answer(choice, predicted, peak, answer.compiles, False)
-    return answer
-
-
-_HAIR, _LAST_HOPE = 1.05, 1.3
-"""A named policy predicted to be so little above the limit is compiled; the second where nothing fits so far."""

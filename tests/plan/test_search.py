@@ -9,44 +9,67 @@ from jremat.plan.stack import Choice
 from jremat.policy import Policy
 
 
+def made_up(rng, count, spread=1500):
+    """Choices that keep less and less and take longer and longer."""
+    kept = sorted({int(k) for k in rng.integers(0, spread, count)}, reverse=True)
+    return [Choice(Policy.save(f"v{k}"), k, 0, float(-k), 0) for k in kept]
+
+
 def test_memory_left_over_is_looked_at_again():
-    """A prediction a quarter too high would leave a quarter of the memory unused after two compiles."""
-    plans = [Policy.save(f"v{k}") for k in range(1000, 0, -10)]
-    choices = [Choice(plan, 1000 - 10 * k, 0, float(k), 0) for k, plan in enumerate(plans)]
-    true = {plan: 500 + choice.kept_bytes for plan, choice in zip(plans, choices)}
+    """A prediction a quarter too high would leave a fifth of the memory unused after one compile."""
+    choices = [Choice(Policy.save(f"v{k}"), k, 0, float(-k), 0) for k in range(1000, 0, -10)]
+    true = {choice.plan: 500 + choice.kept_bytes for choice in choices}
     found = search(choices, 1200, lambda plan: int(1.25 * true[plan]), lambda plan: true[plan])
-    assert found.fits and found.compiled[found.place] >= 0.93 * 1200
+    assert found.fits and found.compiles == 2 and found.peak_bytes >= 0.93 * 1200
 
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shift=st.integers(-50, 50), limit=st.integers(0, 2000))
 def test_a_search_ends_with_the_fastest_that_fits_after_two_compiles(seed, shift, limit):
     """Where the prediction misses by one figure for all plans, two compiles are enough."""
-    rng = np.random.default_rng(seed)
-    kept = sorted({int(k) for k in rng.integers(0, 1500, 20)}, reverse=True)
-    plans = [Policy.save(f"v{k}") for k in kept]
-    choices = [Choice(plan, k, 0, float(-k), 0) for plan, k in zip(plans, kept)]
-    true = {plan: 100 + k for plan, k in zip(plans, kept)}
+    choices = made_up(np.random.default_rng(seed), 20)
+    true = {choice.plan: 100 + choice.kept_bytes for choice in choices}
     found = search(choices, limit, lambda plan: true[plan] - shift, lambda plan: true[plan])
-    fitting = [k for k, plan in enumerate(plans) if true[plan] <= limit]
+    fitting = [choice for choice in choices if true[choice.plan] <= limit]
     assert found.fits == bool(fitting)
     if fitting:
         # After a compile that came out too large the next one aims half a percent lower.
-        assert not [k for k in fitting if k < found.place and true[plans[k]] <= 0.995 * limit]
-        left_over = any(0.995 * limit < p <= limit for p in true.values())  # passed over at first, then looked at again
-        assert len(found.compiled) <= 2 + left_over
-        assert len(found.predicted) <= 5, "a line between two traced choices finds the third"
+        faster = [c for c in fitting if c.recompute_seconds < found.choice.recompute_seconds]
+        assert not [choice for choice in faster if true[choice.plan] <= 0.996 * limit]
+        missed = any(0.996 * limit < peak <= limit for peak in true.values())
+        assert found.compiles <= 2 + missed
+        assert len(found.predicted) <= 6, "a line between two traced choices finds the third"
 
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), limit=st.integers(0, 2000))
 def test_a_search_never_returns_what_the_compiler_refuses(seed, limit):
     rng = np.random.default_rng(seed)
-    kept = sorted({int(k) for k in rng.integers(0, 1500, 12)}, reverse=True)
-    plans = [Policy.save(f"v{k}") for k in kept]
-    choices = [Choice(plan, k, 0, float(-k), 0) for plan, k in zip(plans, kept)]
-    true = {plan: 100 + k + int(rng.integers(0, 300)) for plan, k in zip(plans, kept)}
-    found = search(choices, limit, lambda plan: true[plan] + int(rng.integers(-200, 200)), lambda plan: true[plan])
-    if found.fits:
-        assert true[choices[found.place].plan] <= limit
-    assert found.compiled
+    choices = made_up(rng, 12)
+    named = made_up(rng, 5)
+    true = {choice.plan: 100 + choice.kept_bytes + int(rng.integers(0, 300)) for choice in (*choices, *named)}
+    noisy = {plan: peak + int(rng.integers(-200, 200)) for plan, peak in true.items()}
+    seen = []
+    found = search(choices, limit, noisy.__getitem__, lambda plan: seen.append(plan) or true[plan], named)
+    assert found.peak_bytes == true[found.choice.plan] and found.fits == (found.peak_bytes <= limit)
+    assert len(seen) == len(set(seen)) == found.compiles <= 6
+    assert found.fits or all(true[plan] > limit for plan in seen)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), limit=st.integers(100, 1600))
+def test_a_named_policy_that_is_faster_is_the_answer(seed, limit):
+    """The planner's own choices may miss the memory by a hair where a policy by name fits it exactly."""
+    rng = np.random.default_rng(seed)
+    choices = made_up(rng, 10)
+    named = [Choice(Policy.save("named"), limit - 100, 0, float(-limit), 0)]
+    true = {choice.plan: 100 + choice.kept_bytes for choice in (*choices, *named)}
+    found = search(choices, limit, true.__getitem__, true.__getitem__, named)
+    best = min((c for c in (*choices, *named) if true[c.plan] <= limit), key=lambda c: c.recompute_seconds)
+    assert found.fits and found.choice == best and found.compiles == 1
+
+
+def test_what_cannot_fit_costs_one_compile():
+    choices = [Choice(Policy.save(f"v{k}"), k, 0, float(-k), 0) for k in (900, 600, 300)]
+    found = search(choices, 100, lambda plan: 1000, lambda plan: 1000)
+    assert not found.fits and found.compiles == 1 and found.choice == choices[0]
