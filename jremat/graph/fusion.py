@@ -29,7 +29,7 @@ def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
     if 0 < movers < len(readers) and op.name != "convert_element_type":
         return False  # a kernel that moves what it makes doesn't make again what others need too
     # Making it in each of its readers must not move more bytes than writing it once, nor repeat dear arithmetic.
-    if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes:
+    if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes and not _few_tanh(op, rules):
         return False
     if op.name == "exp" and len(readers) > 2 and 0 < _rows_summed(value) <= rules.few_rows:
         return False
@@ -67,6 +67,13 @@ def _made_with(name: str, op: Op, depth: int = 6) -> bool:
     size = math.prod(op.outputs[0].aval.shape)
     same = [v.maker for v in op.inputs if v.maker is not None and math.prod(v.aval.shape) == size]
     return depth > 0 and op.name in FUSIBLE and any(_made_with(name, maker, depth - 1) for maker in same)
+
+
+def _few_tanh(op: Op, rules: Rules) -> bool:
+    """Whether an activation goes over few rows and elements: then it is taken twice."""
+    shape = op.outputs[0].aval.shape
+    rows, elements = rules.few_tanh
+    return op.name == "tanh" and math.prod(shape[:-1]) <= rows and math.prod(shape) <= elements
 
 
 def _rows_summed(value: Value) -> int:

@@ -67,6 +67,8 @@ class Rules:
         cheap_bytes: an array of at most this size is made again whatever it costs.
         few_rows: the exponentials of a softmax over at most so many rows are written when three kernels read them, of
             more rows made again in each: found by compiling, between 65,536 and 69,632.
+        few_tanh: most rows and elements of an activation that is taken twice; of nine that were compiled, those of
+            8,192 rows or 21 million elements are written, those of 4,096 rows and up to 16.8 million aren't.
         unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by
             element.
         orders: the orders tried (``jremat.graph.order.ORDERS``).
@@ -85,6 +87,7 @@ class Rules:
     opaque: frozenset[str] = frozenset({"pallas_call", "reduce", "scatter-add", "scatter", "sort", "reduce_window"})
     cheap_bytes: int = 1 << 20
     few_rows: int = 1 << 16
+    few_tanh: tuple[int, int] = (1 << 12, 1 << 24)
     unlike_matmuls: frozenset[str] = frozenset({"mixed"})
     orders: tuple[str, ...] = ("greedy", "depth_first", "as_written")
     no_siblings: frozenset[str] = frozenset({"dot_general"})

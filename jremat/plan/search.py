@@ -79,6 +79,8 @@ def search(
         # Once something fits, what is left may be spent on what is faster by a hair too much.
         shares = (1, _HAIR) if best is not None else aims
         place = state.next_place([int(limit_bytes * share) for share in shares], best)
+        if place is None and (best is not None or not state.compiled):
+            place = state.next_place([int(limit_bytes * _NAMED_HAIR)], best, named_only=True)
         if place is None and best is None:
             place = state.leanest(int(_NEAR * limit_bytes))
         if place is None:
@@ -89,7 +91,7 @@ def search(
     return state.found(least if best is None else best, best is not None)
 
 
-_HAIR, _NEAR = 1.003, 1.2
+_HAIR, _NAMED_HAIR, _NEAR = 1.003, 1.015, 1.2
 _AIMS: tuple[tuple[float, ...], ...] = ((1, _HAIR), (0.996,), (0.985,), (0.96,), (0.9,), ())
 """Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
 half are predicted to within 0.3%, and what is left of that after a correction is less."""
@@ -123,13 +125,15 @@ class _Search:
         """The traced peaks of the choices along which kept bytes fall."""
         return {k: peak for k, peak in self.predicted.items() if k < self.own}
 
-    def next_place(self, aims: Sequence[int], best: int | None = None) -> int | None:
+    def next_place(self, aims: Sequence[int], best: int | None = None, named_only: bool = False) -> int | None:
         """The fastest choice, faster than ``best``, that is expected to need at most the first of ``aims``, else the
         next; of those that weren't compiled."""
         for aim in aims:
             for place in self.order:
                 if place == best:
                     break
+                if named_only and place < self.own:
+                    continue
                 while place not in self.compiled and self.expected(place) <= aim:
                     if place in self.predicted:
                         return place
