@@ -72,17 +72,22 @@ def search(
         if place is None:
             place = min(range(len(state.choices)), key=state.expected)
         return state.found(place, state.traced(place) <= limit_bytes)
-    for aims in _AIMS:
+    for aim in _AIMS:
         best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
         if best is not None and len(state.compiled) >= compiles:
             break
-        # Once something fits, what is left may be spent on what is faster by a hair too much.
-        shares = (1, _HAIR) if best is not None else aims
-        place = state.next_place([int(limit_bytes * share) for share in shares], best)
-        if place is None and (best is not None or not state.compiled):
-            place = state.next_place([int(limit_bytes * _NAMED_HAIR)], best, named_only=True)
+        place = state.next_place(int(limit_bytes * (aim if best is None else 1)), best)
+        # A hair too much is worth a compile where another would be left over, or where what fits is much slower.
+        if best is not None and place is None:
+            place = state.likeliest(int(limit_bytes * _HAIR), state.seconds(best))
+        if not state.compiled and place != 0:
+            much_faster = np.inf if place is None else _MUCH * state.seconds(place)
+            near = state.likeliest(int(limit_bytes * _HAIR), much_faster)
+            place = place if near is None else near
         if place is None and best is None:
-            place = state.leanest(int(_NEAR * limit_bytes))
+            place = state.likeliest()
+            if place is not None and state.compiled and state.hopeless(place, int(_NEAR * limit_bytes)):
+                break
         if place is None:
             break
         state.compiled[place] = confirm(state.choices[place].plan)
@@ -91,8 +96,8 @@ def search(
     return state.found(least if best is None else best, best is not None)
 
 
-_HAIR, _NAMED_HAIR, _NEAR = 1.003, 1.015, 1.2
-_AIMS: tuple[tuple[float, ...], ...] = ((1, _HAIR), (0.996,), (0.985,), (0.96,), (0.9,), ())
+_HAIR, _MUCH, _NEAR = 1.015, 0.8, 1.2
+_AIMS = 1, 0.996, 0.985, 0.96, 0.9, 0
 """Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
 half are predicted to within 0.3%, and what is left of that after a correction is less."""
 
@@ -125,29 +130,31 @@ class _Search:
         """The traced peaks of the choices along which kept bytes fall."""
         return {k: peak for k, peak in self.predicted.items() if k < self.own}
 
-    def next_place(self, aims: Sequence[int], best: int | None = None, named_only: bool = False) -> int | None:
-        """The fastest choice, faster than ``best``, that is expected to need at most the first of ``aims``, else the
-        next; of those that weren't compiled."""
-        for aim in aims:
-            for place in self.order:
-                if place == best:
-                    break
-                if named_only and place < self.own:
-                    continue
-                while place not in self.compiled and self.expected(place) <= aim:
-                    if place in self.predicted:
-                        return place
-                    self.traced(place)
+    def seconds(self, place: int) -> float:
+        """What it recomputes, in the unit of the cost."""
+        return self.choices[place].recompute_seconds
+
+    def next_place(self, aim: int, best: int | None = None) -> int | None:
+        """The fastest choice, faster than ``best``, that is expected to need at most so much and wasn't compiled."""
+        for place in self.order:
+            if place == best:
+                break
+            while place not in self.compiled and self.expected(place) <= aim:
+                if place in self.predicted:
+                    return place
+                self.traced(place)
         return None
 
-    def leanest(self, most_bytes: int) -> int | None:
-        """What is expected to need least, of what wasn't compiled; nothing if that is too much to be worth a try."""
-        left = [k for k in range(len(self.choices)) if k not in self.compiled]
+    def likeliest(self, aim: float = np.inf, seconds: float = np.inf) -> int | None:
+        """Of the choices that take less than so long and weren't compiled, the one that is expected to need least; none
+        if that is more than ``aim``."""
+        left = [k for k in self.order if k not in self.compiled and self.seconds(k) < seconds]
         least = min(left, key=self.expected, default=None)
-        hopeless = (
-            least is not None and bool(self.compiled) and min(self.expected(least), self.traced(least)) > most_bytes
-        )
-        return None if hopeless else least
+        return None if least is None or self.expected(least) > aim else least
+
+    def hopeless(self, place: int, most_bytes: int) -> bool:
+        """Whether both the prediction and what corrects it say that it needs more than that."""
+        return min(self.expected(place), self.traced(place)) > most_bytes
 
     def fastest(self, places: Iterable[int]) -> int | None:
         """Of some choices the one that recomputes least."""

@@ -66,7 +66,7 @@ def test_a_named_policy_that_is_faster_is_the_answer(seed, limit):
     true = {choice.plan: 100 + choice.kept_bytes for choice in (*choices, *named)}
     found = search(choices, limit, true.__getitem__, true.__getitem__, named)
     best = min((c for c in (*choices, *named) if true[c.plan] <= limit), key=lambda c: c.recompute_seconds)
-    assert found.fits and found.choice == best and found.compiles == 1
+    assert found.fits and found.choice == best and found.compiles <= 2
 
 
 def test_what_cannot_fit_costs_one_compile():
