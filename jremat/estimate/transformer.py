@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jremat.estimate import collectives
 from jremat.estimate.block import block_of, item_bytes, sizes_of
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.ledger import MOMENTS, Ledger, Line, Moment, Part, summed
@@ -127,29 +128,45 @@ class _Run:
     chain: bool
     compiler: Compiler
 
+    def head_last(self, kept: StackKept) -> bool:
+        """Whether the head's gradient is taken after the layers': if it is to be summed over devices, or if the
+        compiler turns first to what most bytes stand behind, and these are the logits."""
+        p, size = (
+            self.parallel,
+            lambda axes, dtype: math.prod(self.sizes[a] for a in axes) * item_bytes(dtype, self.config),
+        )
+        stacks = sum(row.copies * size(row.axes, row.dtype) for row in kept.rows)
+        first = self.compiler.largest_first and size(("b", "s", "v"), "compute") > stacks
+        return self.chunk is None and (first or p.sequence or (p.zero > 0 and p.tensor == 1))
+
     def lines(self, kept: StackKept, stage: int) -> tuple[Line, ...]:
         first, last = stage == 0, stage == self.parallel.pipeline - 1
+        head_last = self.head_last(kept)
         rows = [
-            *self._state(first, last),
+            *self._state(first, last, head_last),
             *(self._kept(row, stage) for row in kept.rows),
             *(self._row("layer", f"replay: {row.name}", row, _BACKWARD) for row in kept.replay),
             *self._work(kept),
+            *self._gathered(kept, first, last, head_last),
             *(self._embedding() if first else ()),
-            *(self._head() if last else ()),
+            *(self._head(head_last) if last else ()),
         ]
         return tuple(line for line in summed(rows) if line.total_bytes)
 
-    def _state(self, first: bool, last: bool) -> Iterable[Line]:
+    def _state(self, first: bool, last: bool, head_last: bool) -> Iterable[Line]:
         c, p = self.config, self.parallel
         item = item_bytes("param", c)
         parts = parameters_of(c)
         of = lambda *places: [x for x in parts if x.place in places]
-        early, late = ("loss", *_BACKWARD, "update"), ("turn", *_BACKWARD, "update")
+        # Under ZeRO-1 the whole gradients are there until each replica has its share of them.
+        end: tuple[Moment, ...] = () if p.zero == 1 else ("update",)
+        early = ("loss", *_BACKWARD, *end)
+        late = end if head_last else ("turn", *_BACKWARD, *end)
         kinds: list[_Kind] = [
             ("weights", parts, item, p.zero >= 3, MOMENTS),
             ("gradients of the layers", of("block"), item, p.zero >= 2, early),
             ("gradient of the head", of("head", "tied"), item, p.zero >= 2, late),
-            ("gradients of the embedding", of("embedding"), item, p.zero >= 2, ("update",)),
+            ("gradients of the embedding", of("embedding"), item, p.zero >= 2, end),
         ]
         if self.accumulate > 1:
             kinds.append(("gradient sum", parts, 4, p.zero >= 2, MOMENTS))
@@ -168,6 +185,8 @@ class _Run:
         line = self._row("kept", row.name, row, ("loss", "turn", *_BACKWARD))
         formula = self._formula(row, row.copies * p.chunks)
         total, held = line.total_bytes * p.chunks, line.device_bytes * p.in_flight(stage)
+        if p.zero >= 3 and not {"b", "s"} & set(row.axes):
+            held = -(-held // p.data)  # a cast of weights is kept as they are: shared out
         return replace(line, total_bytes=total, device_bytes=held, formula=formula, crosses=True)
 
     def _row(self, part: Part, name: str, row: Row, alive: tuple[Moment, ...]) -> Line:
@@ -188,10 +207,11 @@ class _Run:
         work = layer_work(self.config, block, kept.recomputed, self.compiler)
         for name, row, alive in (*work, *relaid(self.config, kept.rows)):
             yield self._row("layer", name, row, alive)
-        if self.parallel.zero >= 3:
-            layer = -(-self.config.block_params() // self.parallel.tensor) * item_bytes("param", self.config)
-            formula = f"{item_bytes('param', self.config)}·P_blocks/L"
-            yield Line("layer", "weights of one layer, gathered", layer, layer, formula, ("P",), _BACKWARD)
+
+    def _gathered(self, kept: StackKept, first: bool, last: bool, head_last: bool) -> Iterable[Line]:
+        held = spread(parameters_of(self.config), self.parallel, first=first, last=last)
+        sizes, again = self.sizes, kept.recomputed
+        return collectives.gathered(self.config, self.parallel, sizes, again, held, self.moments, head_last)
 
     def _embedding(self) -> Iterable[Line]:
         rows = [("embedding: row of each token", Row("", ("b", "s", "1"), "int32", 1))]
@@ -199,9 +219,11 @@ class _Run:
         for name, row in rows:
             yield replace(self._row("head", name, row, ("loss", "turn", *_BACKWARD)), crosses=True)
 
-    def _head(self) -> Iterable[Line]:
+    def _head(self, head_last: bool) -> Iterable[Line]:
+        waits = ("head: input", "head: logits") if head_last else ()
         for name, row in head_rows(self.config, self.chunk):
-            yield replace(self._row("head", name, row, ("loss",)), crosses=True)
+            alive: tuple[Moment, ...] = ("loss", "turn", *_BACKWARD) if name in waits else ("loss",)
+            yield replace(self._row("head", name, row, alive), crosses=True)
         for name, row, alive in head_work(self.config, self.chunk):
             yield self._row("head", name, row, alive)
 
@@ -254,4 +276,4 @@ def _assumed(config: TransformerConfig, parallel: Parallel, chain: bool) -> Iter
     if parallel.context > 1:
         yield "context: keys and values of other devices pass through, one share at a time, and are not counted"
     if parallel.devices > 1:
-        yield "collectives' own buffers are not counted"
+        yield from collectives.ASSUMPTIONS

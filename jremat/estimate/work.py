@@ -28,15 +28,18 @@ class Compiler:
 
     Args:
         jax: the version that it was read from.
-        wide_score_gradients: materialised probabilities' gradients are laid out anew in float32 before the softmax's
-            backward pass reads them, also where every query head has keys of its own.
+        score_gradients_anew: materialised probabilities' gradients are laid out anew before the softmax's backward pass
+            reads them; where every query head has keys of its own, in float32.
+        largest_first: what most bytes stand behind is made first: where logits are more than what layers keep, the
+            layers' backward pass comes before the head's gradient, for which the logits' gradient then waits.
     """
 
     jax: str
-    wide_score_gradients: bool
+    score_gradients_anew: bool
+    largest_first: bool
 
 
-COMPILERS = ((0, 12), Compiler("0.12.0.1", True)), ((0, 0), Compiler("0.10.2", False))
+COMPILERS = ((0, 12), Compiler("0.12.0.1", True, True)), ((0, 0), Compiler("0.10.2", False, False))
 """By the first version of JAX that each stands for, newest first."""
 
 CALIBRATED_ON = "0.10.2"
@@ -98,8 +101,9 @@ def layer_work(config: TransformerConfig, block: Block, recomputed: Iterable[Ten
         # In float32 the one takes the other's place.
         arrays = 1 if config.compute_dtype == "float32" else 2
         yield "gradients of scores and probabilities", Row("", _SCORES, "compute", arrays), ("attention",)
-        if compiler.wide_score_gradients and config.group == 1 and config.compute_dtype != "float32":
-            yield "gradients of probabilities, laid out anew", Row("", _SCORES, "float32", 1), ("attention",)
+        if compiler.score_gradients_anew:
+            wide = "float32" if config.group == 1 else "compute"
+            yield "gradients of probabilities, laid out anew", Row("", _SCORES, wide, 1), ("attention",)
         if config.group > 1 and scores_again:
             # Grouped queries keep XLA from fusing the softmax: masked scores twice in float32 and the mask stand
             # beside the probabilities; with the two above, 11 bytes a score in bfloat16.
