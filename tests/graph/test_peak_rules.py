@@ -1,0 +1,138 @@
+"""The rules of the traced peak one by one, on programs so small that kernels and bytes can be told by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jremat.graph import liveness
+from jremat.graph.arguments import take_apart
+from jremat.graph.operations import Computation
+from jremat.graph.peak import traced_peak
+from jremat.graph.program import read_program
+from jremat.graph.rules import rules_for
+from jremat.graph.trace import capture, live
+from models.loss import cross_entropy
+
+N = 64
+SQUARE = N * N * 4  # bytes of a float32 [64, 64]
+
+
+def shape(*axes, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(axes, dtype)
+
+
+x = shape(N, N)
+
+
+def kernels(f, *args, version="0.10.2"):
+    return computation(f, *args, version=version).kernels
+
+
+def computation(f, *args, version="0.10.2") -> Computation:
+    return read_program(live(capture(take_apart(f, args, {})).jaxpr), rules_for(version))
+
+
+def named(found, name):
+    return [kernel for kernel in found if kernel.op.name == name]
+
+
+def in_order(*places):
+    """The kernels outside of loops in that order, those inside as they stand."""
+    return lambda c: [c.kernels[k] for k in places] if len(c.kernels) == len(places) else c.kernels
+
+
+def test_of_two_orders_the_one_that_xla_expects_less_of_is_run():
+    """XLA counts what a loop carries twice where the loop starts, so it may well take the order that needs more."""
+
+    def f(big, wide, w):
+        carried = lax.scan(lambda c, _: (jnp.tanh(c), None), big @ w, None, length=3)[0]
+        return carried.sum() + ((wide @ w).T @ wide).sum()
+
+    found = computation(f, shape(4 * N, N), shape(3 * N, N), x)
+    names = ["dot_general", "scan", "reduce_sum", "dot_general", "dot_general", "reduce_sum", "add", "result"]
+    assert [kernel.op.name for kernel in found.kernels] == names
+    after = in_order(0, 1, 3, 4, 2, 5, 6, 7)  # the other product while the loop's result waits: 4 + 3 + 1 squares
+    before = in_order(3, 4, 0, 1, 2, 5, 6, 7)  # one square waits while the loop goes over four in place
+    squares = {
+        order: (run.peak_bytes // SQUARE, run.estimate_bytes // SQUARE)
+        for order in (after, before)
+        for run in [liveness.run(found, order, results_apart=True)]
+    }
+    assert squares == {after: (4 + 3 + 1, 2 * 4), before: (1 + 4, 1 + 2 * 4)}
+    for orders in ([after, before], [before, after]):
+        assert liveness.best(found, orders).peak_bytes // SQUARE == 8
+
+
+@pytest.mark.parametrize(("rows", "written"), [(65_536, True), (65_537, False)])
+def test_exponentials_of_few_rows_that_three_kernels_read_are_written(rows, written):
+    def f(x, w):
+        x = x @ w
+        e = jnp.exp(x - x.max(-1, keepdims=True))
+        return (e / e.sum(-1, keepdims=True)) @ w, (e * x).sum(0), (e * x * x).sum(-1)
+
+    found = kernels(f, shape(rows, 16), shape(16, 16))
+    assert len(named(found, "exp")) == written
+    two = lambda x, w: f(x, w)[0]  # the sum and the quotient
+    assert not named(kernels(two, shape(rows, 16), shape(16, 16)), "exp")
+
+
+def test_a_float32_matmul_that_only_adds_to_what_is_handed_in_has_no_result_of_its_own():
+    grows = jax.jit(lambda total, x: total + x @ x, donate_argnums=0)
+    assert traced_peak(grows, x, x).temp_bytes == 0
+    assert [kernel.op.name for kernel in kernels(grows.__wrapped__, x, x)] == ["dot_general", "result"]
+    half = shape(N, N, dtype=jnp.bfloat16)  # rounded before it is added
+    assert traced_peak(grows, half, half).temp_bytes == SQUARE // 2
+    scaled = jax.jit(lambda total, x: total + 2 * (x @ x), donate_argnums=0)
+    assert traced_peak(scaled, x, x).temp_bytes == SQUARE
+    made = lambda y, x: y @ y + x @ x  # neither summand is handed in
+    assert len(named(kernels(made, x, x), "dot_general")) == 2 and named(kernels(made, x, x), "add")
+
+
+def test_a_loss_is_taken_as_soon_as_its_log_sum_exp_is_there():
+    tokens = shape(4, 128, dtype=jnp.int32)
+    hidden, table = shape(4, 128, N, dtype=jnp.bfloat16), shape(N, 1024, dtype=jnp.bfloat16)
+
+    def step(hidden, table, tokens):
+        return jax.value_and_grad(lambda table: cross_entropy(hidden @ table, tokens).mean())(table)
+
+    found = kernels(step, hidden, table, tokens)
+    (logits,) = named(found, "dot_general")[0].writes
+    rows = [kernel for kernel in found if [v.aval.size for v in kernel.writes] == [4 * 128, 4 * 128]]
+    assert len(rows) == 1 and logits in rows[0].reads  # one kernel writes the log-sum-exp and each token's loss
+    # so logits are read for the last time by their gradient, not by a gather after it
+    assert [kernel.op.name for kernel in found if logits in kernel.reads][-1] == "convert_element_type"
+
+
+def test_copies_in_two_layouts_are_made_in_one_kernel():
+    def f(x, w, k):
+        kept = jnp.sin(jnp.einsum("bsh,hnd->bsnd", x, w))
+        turned = jnp.transpose(kept, (0, 2, 3, 1))  # three axes change places: no matmul can read that
+        return jnp.einsum("bnds,bsk->bndk", turned, k), jnp.einsum("bnds,bnjs->bdj", turned, turned)
+
+    found = kernels(f, shape(2, 1024, N), shape(N, 4, N), shape(2, 1024, 8))
+    (copies,) = named(found, "relaid")
+    nbytes = 2 * 1024 * 4 * N * 4
+    assert [value.nbytes for value in copies.writes] == [nbytes] * 3 and len(copies.reads) == 1
+
+
+@pytest.mark.parametrize(("version", "results"), [("0.10.2", [1, 1]), ("0.12.0.1", [2])])
+def test_readers_of_a_matmuls_result_are_joined_by_the_newer_compiler_alone(version, results):
+    def f(x):
+        product = x @ x
+        return jnp.sin(product), product * 2
+
+    readers = [kernel for kernel in kernels(f, x, version=version) if kernel.op.name in ("sin", "mul")]
+    assert [len(kernel.writes) for kernel in readers] == results
+    plain = lambda x: (jnp.sin(x), x * 2)  # of anything else they are joined by both
+    assert [len(kernel.writes) for kernel in kernels(plain, x, version=version) if kernel.writes] == [2]
+
+
+@pytest.mark.parametrize(("rows", "width", "written"), [(4096, 64, False), (8192, 64, True), (4096, 8192, True)])
+def test_an_activation_of_few_rows_is_taken_twice(rows, width, written):
+    def f(x, w):
+        a = jnp.tanh(x)
+        return (a * x) @ w, (a * a) @ w
+
+    found = kernels(f, shape(rows, width), shape(width, 8))
+    assert len(named(found, "tanh")) == written
