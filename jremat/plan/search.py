@@ -68,7 +68,7 @@ def search(
     for end in (0, len(choices) - 1):
         state.traced(end)
     if confirm is None:
-        place = state.next_place([limit_bytes])
+        place = state.next_place(limit_bytes)
         if place is None:
             place = min(range(len(state.choices)), key=state.expected)
         return state.found(place, state.traced(place) <= limit_bytes)
