@@ -15,15 +15,22 @@ BF16 = {"compute_dtype": "bfloat16", "dropout": 0.0}
 FUSED = {"attention": "blockwise"}
 GQA = {"kv_heads": 2, "mlp_hidden": 512}
 PINNED = pytest.mark.skipif(jax.__version__ != "0.10.2", reason="held on the pinned JAX; the benchmark reports others")
+CUDNN = {"attention": "cudnn"}
+UNTIED = {"tied_embeddings": False}
+# Every kind of attention, grouped queries or not, dropout, chunks, float32; scans and plans over layers.
 STEPS = [
-    ("gpt2", {}, "full", 2048),
-    ("gpt2", FUSED, "none", 2048),
-    ("gpt2", FUSED, "full", 50257),
-    ("gpt2", FUSED, "every_k:2", 2048),
-    ("gpt2", FUSED, "mix:3*full,1*none", 2048),
-    ("llama-1b", GQA | FUSED, "none", 2048),
-    ("llama-1b", GQA | FUSED | {"tied_embeddings": False}, "full", 8192),
-    ("llama-1b", GQA | FUSED, "torchtitan_selective_op", 2048),
+    ("gpt2", {}, "full", 2048, None),
+    ("gpt2", {}, "selective", 2048, None),
+    ("gpt2", {"dropout": 0.1}, "none", 2048, None),
+    ("gpt2", {"compute_dtype": "float32"}, "none", 512, None),
+    ("gpt2", FUSED, "every_k:2", 2048, None),
+    ("gpt2", FUSED, "mix:3*full,1*none", 2048, None),
+    ("gpt2", FUSED, "revolve:2", 2048, None),
+    ("gpt2", CUDNN, "save_only_matmuls", 2048, None),
+    ("llama-1b", GQA | CUDNN, "full", 8192, None),
+    ("llama-1b", GQA | FUSED | UNTIED, "full", 8192, None),
+    ("llama-1b", GQA | FUSED, "torchtitan_selective_op", 2048, None),
+    ("llama-1b", GQA | FUSED, "full", 32000, 128),
 ]
 
 
@@ -41,37 +48,43 @@ def benchmark():
 def errors(benchmark):
     """Of each step the error of the peak, and of the peak less the arguments."""
     found = {}
-    for size, changes, spec, vocab in STEPS:
+    for size, changes, spec, vocab, chunk in STEPS:
         config = SMALL | BF16 | {"vocab_size": vocab, "max_seq": 512} | changes
-        case = benchmark.Case(size, size, config, spec, batch=4, seq=512)
+        case = benchmark.Case(size, size, config, spec, batch=4, seq=512, chunk=chunk)
         compiled, predicted = benchmark.measure(case), benchmark.traced(case, jax.__version__)
         difference = predicted - compiled["peak_bytes"]
         beyond = compiled["peak_bytes"] - compiled["argument_bytes"]
-        found[size, *changes, spec, vocab] = difference / compiled["peak_bytes"], difference / beyond
+        found[size, *changes, spec, vocab, chunk] = difference / compiled["peak_bytes"], difference / beyond
     return found
 
 
 @PINNED
 def test_small_steps_are_met(errors):
+    assert len(errors) == len(STEPS) == 12
     whole, beyond = zip(*errors.values())
-    assert {key: error for key, error in errors.items() if not -0.10 < error[0] < 0.10} == {}
-    assert statistics.median(map(abs, whole)) < 0.05
-    assert statistics.median(map(abs, beyond)) < 0.08
+    assert {key: error for key, error in errors.items() if not -0.05 < error[0] < 0.10} == {}
+    assert {key: error for key, error in errors.items() if not -0.10 < error[1] < 0.20} == {}
+    assert statistics.median(map(abs, whole)) < 0.03
+    assert statistics.median(map(abs, beyond)) < 0.05
 
 
 @pytest.fixture(scope="module")
 def recorded(benchmark):
-    """A fifth of the benchmark's steps with the peaks that were compiled, predicted anew."""
+    """Half of the benchmark's steps with the peaks that were compiled, predicted anew."""
     found = json.loads(benchmark.results(benchmark.CALIBRATED).read_text())
-    cases = [case for case in benchmark.cases() if case.key in found][::5]
+    assert {case.key for case in benchmark.cases()} == found.keys() and len(found) > 70
     traced = lambda case: benchmark.traced(case, benchmark.CALIBRATED)
-    return [benchmark.Row(case, found[case.key], traced(case), benchmark.ours(case)) for case in cases]
+    return [
+        benchmark.Row(case, found[case.key], traced(case), benchmark.ours(case))
+        for case in list(benchmark.cases())[::2]
+    ]
 
 
 @PINNED
-def test_large_steps_are_met_as_recorded(recorded):
-    assert len(recorded) >= 15
+def test_large_steps_are_met_as_recorded(benchmark, recorded):
+    assert len(recorded) > 35 and {benchmark.kind_of(row.case) for row in recorded} == set(benchmark.KINDS)
     errors = {row.case.key: row.errors["traced"] for row in recorded}
-    assert {key: error for key, error in errors.items() if not -0.09 < error < 0.10} == {}
-    assert statistics.median(map(abs, errors.values())) < 0.01
-    assert statistics.median(abs(row.beyond_arguments) for row in recorded) < 0.03
+    assert {key: error for key, error in errors.items() if not -0.05 < error < 0.10} == {}
+    assert {row.case.key: row.beyond_arguments for row in recorded if abs(row.beyond_arguments) > 0.18} == {}
+    assert statistics.median(map(abs, errors.values())) < 0.005
+    assert statistics.median(abs(row.beyond_arguments) for row in recorded) < 0.015
