@@ -1,7 +1,7 @@
 """What the compiled step holds beside state and what is kept: one layer's own work, the head's, and copies.
 
 The closed lists say what JAX keeps; here stand the few rules for what XLA makes of the rest, each with what it was read
-from. Calibrated on compiled H200 programs of jax 0.10.2 (XLA's own remat pass off, AdamW, donated state);
+from. Calibrated on H200 programs compiled by jax 0.10.2 and 0.12.0.1 (XLA's own remat pass off, AdamW, donated state);
 ``benchmarks/estimate_peak.py`` measures the error.
 """
 
@@ -66,7 +66,8 @@ def assumptions(compiler: Compiler) -> tuple[str, ...]:
     said = (
         f"calibrated on programs compiled for an H200 by jax {compiler.jax}; fragmentation and collectives are left out"
     )
-    return (*ASSUMPTIONS, said)
+    order = ("logits that are more than what the layers keep wait, as their gradient, until the layers are done",)
+    return (*ASSUMPTIONS, *(order if compiler.largest_first else ()), said)
 
 
 _STREAM, _WIDE, _HEADS = ("b", "s", "h"), ("b", "s", "f"), ("b", "s", "n", "d")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -88,3 +89,14 @@ def test_large_steps_are_met_as_recorded(benchmark, recorded):
     assert {row.case.key: row.beyond_arguments for row in recorded if abs(row.beyond_arguments) > 0.18} == {}
     assert statistics.median(map(abs, errors.values())) < 0.005
     assert statistics.median(abs(row.beyond_arguments) for row in recorded) < 0.015
+
+
+@PINNED
+def test_the_documents_tell_of_no_smaller_errors(recorded):
+    text = " ".join((FILE.parents[1] / "docs" / "limits.md").read_text().split())
+    pattern = (
+        r"worst by ([\d.]+)% under and ([\d.]+)% over; of the peak less arguments by [\d.]+%, ([\d.]+)% and ([\d.]+)%"
+    )
+    under, over, beyond_under, beyond_over = (float(n) / 100 + 5e-4 for n in re.search(pattern, text).groups())
+    assert all(-under < row.errors["traced"] < over for row in recorded)
+    assert all(-beyond_under < row.beyond_arguments < beyond_over for row in recorded)
