@@ -252,6 +252,7 @@ class Transformer(nn.Module):
         c, (_, s) = self.config, tokens.shape
         if s > c.max_seq:
             raise ValueError(f"tokens: expected at most max_seq={c.max_seq} positions, got {s}")
+        key = key if c.dropout else None  # a layer is the same function whether an idle key came along or not
         x = self._embed(tokens, layer_key(key, c.num_layers))  # the index after the last layer's
         positions = jnp.arange(s)
         if self.stack is None or self.is_initializing():

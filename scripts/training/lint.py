@@ -19,7 +19,8 @@ def findings(model: Transformer, params: Params, micro_batch: int, seq: int, see
     """
 
     def loss(params: Params, tokens: jax.Array) -> jax.Array:
-        return mean_loss(model, params, tokens[:, :-1], tokens[:, 1:], jax.random.key(seed))
+        key = jax.random.key(seed) if model.config.dropout else None
+        return mean_loss(model, params, tokens[:, :-1], tokens[:, 1:], key)
 
     found = jremat.lint(loss, params, jax.ShapeDtypeStruct((micro_batch, seq + 1), jnp.int32))
     return [str(finding) for finding in found]

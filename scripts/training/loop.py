@@ -114,7 +114,7 @@ def train(
         OSError: the metrics could not be written.
     """
     run, first, log = job.run, job.first, MetricsLog(job.files.metrics)
-    rate, evaluate = schedule(run), jax.jit(eval_loss(job.model))
+    rate, evaluate = schedule(run), jax.jit(eval_loss(job.config))
     held_out = _micro_batches(job, job.batches.held_out(run.text.eval_batches * run.text.micro_batch))
     tokens_per_step = run.batch * run.text.seq
     seconds: list[float] = []

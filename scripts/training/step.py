@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jremat.estimate.config import TransformerConfig
 from models.transformer import Transformer, mean_loss
 
 Params = Any
@@ -48,10 +49,8 @@ def train_step(
     """
 
     def step(state: State, tokens: jax.Array) -> tuple[State, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        loss, grads = accumulated(
-            lambda params, micro, i: _loss(model, params, micro, jax.random.fold_in(key, i)), state.params, tokens
-        )
+        key = jax.random.fold_in(jax.random.key(seed), state.step) if model.config.dropout else None
+        loss, grads = accumulated(lambda params, micro, i: _loss(model, params, micro, key, i), state.params, tokens)
         updates, inner = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         return State(params, inner, state.step + 1), Metrics(loss, optax.tree.norm(grads))
@@ -83,14 +82,23 @@ def accumulated(loss: Callable[..., jax.Array], params: Params, batches: jax.Arr
     return value / count, jax.tree.map(lambda g, p: (g / count).astype(p.dtype), grads, params)
 
 
-def eval_loss(model: Transformer) -> Callable[[Params, jax.Array], jax.Array]:
-    """Mean loss without dropout over tokens int32 [batches, micro_batch, seq + 1], one micro-batch at a time."""
+def eval_loss(config: TransformerConfig) -> Callable[[Params, jax.Array], jax.Array]:
+    """Mean loss without dropout over tokens int32 [batches, micro_batch, seq + 1], one micro-batch at a time.
+
+    The model is the plain one: no gradient is taken, so there is nothing to keep, and a plan that was made for a step
+    with dropout holds for no other.
+    """
+    model = Transformer(config)
 
     def evaluate(params: Params, tokens: jax.Array) -> jax.Array:
-        return lax.map(lambda batch: _loss(model, params, batch, None), tokens).mean()
+        return lax.map(lambda batch: _loss(model, params, batch), tokens).mean()
 
     return evaluate
 
 
-def _loss(model: Transformer, params: Params, tokens: jax.Array, key: jax.Array | None) -> jax.Array:
-    return mean_loss(model, params, tokens[:, :-1], tokens[:, 1:], key)
+def _loss(
+    model: Transformer, params: Params, tokens: jax.Array, key: jax.Array | None = None, index: jax.Array | int = 0
+) -> jax.Array:
+    """Of one micro-batch; ``key`` is the step's dropout key, or None."""
+    own = None if key is None else jax.random.fold_in(key, index)
+    return mean_loss(model, params, tokens[:, :-1], tokens[:, 1:], own)

@@ -270,3 +270,9 @@ def test_a_terminal_has_a_live_bar() -> None:
         reporter.step({"step": 2, "loss": 5.0, "tokens_per_second": 1234.5, "mfu": 0.25})
     text = console.export_text()
     assert "step 2/4" in text and "loss 5.0000  1,234 tokens/s  MFU 25.0%  peak 3.0 MiB" in text
+
+
+def test_a_plan_made_for_the_step_with_dropout_is_none_of_the_evaluations(tmp_path, small, train) -> None:
+    code, _, err = train(*small, "--policy", "budget:0.4", "--steps", "1", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert math.isfinite(json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"])
