@@ -73,6 +73,8 @@ class _Heap:
             if place is not None:
                 self.place[root(computation.outputs[k])] = computation.inputs[place]
         self.results = {root(v) for v in computation.outputs}
+        if results_apart:
+            self.results |= self._grown_into_results()
         # What is carried in has a place already, which a loop or an update inside may take over.
         self.buffers = {carried: Life(carried, 0, 0, 0, depth, [carried]) for carried in self.place.values()}
 
@@ -111,6 +113,15 @@ class _Heap:
                     alive -= held.nbytes
                     del self.buffers[value]
         found.estimate_bytes = max(found.estimate_bytes, found.peak_bytes)
+        return found
+
+    def _grown_into_results(self) -> set[Value]:
+        """The values that results are written over, as the zeros of a loop's stack: they lie in the results' memory."""
+        found: set[Value] = set()
+        for t, kernel in reversed(list(enumerate(self.kernels))):
+            for k, value in enumerate(kernel.writes):
+                if k in kernel.op.in_place and (value in self.results or value in found):
+                    found |= {root(v) for v in kernel.shares[k] if not root(v).held and self.last[root(v)] == t}
         return found
 
     def _allocate(

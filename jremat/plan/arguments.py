@@ -30,11 +30,11 @@ def known_bytes(hbm_bytes: int | None, kind: Target) -> int:
     return int(known)
 
 
-def whole_number(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An argument that counts.
 
     Raises:
-        ValueError: it is no whole number, or below ``least``.
+        ValueError: it is no whole number, below ``least`` or above ``most``.
 
     >>> whole_number("num_layers", 3, 1)
     3
@@ -43,6 +43,8 @@ def whole_number(name: str, value: Any, least: int) -> int:
         raise ValueError(f"{name}: expected a whole number, got {value!r}")
     if value < least:
         raise ValueError(f"{name}: expected at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name}: expected at most {most}, got {value}")
     return int(value)
 
 

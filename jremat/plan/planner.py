@@ -83,8 +83,8 @@ def plan(
             argmax) is made from never is. No plan is chosen that makes one again, full remat and groups among them.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
-        compiles: to spend on a plan that fits; a few more are spent where nothing fits so far. 0: none, the prediction
-            is the answer.
+        compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, or over 7% of the memory
+            would be left over. 0: none, the prediction is the answer.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
@@ -104,7 +104,7 @@ def plan(
     """
     kind = equipped(find_target(target))
     memory_bytes = known_bytes(hbm_bytes, kind)
-    num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1)
+    num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1, MAX_LAYERS)
     host_bytes, compiles = whole_number("host_bytes", host_bytes, 0), whole_number("compiles", compiles, 0)
     check_margin(margin)
     also, keep = checked_policies(also, num_layers), checked_tags(keep)
@@ -135,6 +135,10 @@ def plan(
     if not found.fits:
         raise DoesNotFit(_why_not(result), result)
     return result
+
+
+MAX_LAYERS = 1000
+"""More are beyond any model and would keep the search waiting: it looks at mixes layer by layer."""
 
 
 def equipped(kind: Target) -> Target:

@@ -14,13 +14,15 @@ from jremat.policy.plan_file import write
 def in_units(nbytes: float) -> str:
     """Bytes for people.
 
-    >>> in_units(3 * 2**29), in_units(2**20), in_units(1536)
-    ('1.50 GiB', '1.0 MiB', '1.5 KiB')
+    >>> in_units(3 * 2**29), in_units(2**20), in_units(1536), in_units(12)
+    ('1.50 GiB', '1.0 MiB', '1.5 KiB', '12 bytes')
     """
     size = abs(nbytes)
     if size >= 2**30:
         return f"{nbytes / 2**30:.2f} GiB"
-    return f"{nbytes / 2**20:.1f} MiB" if size >= 2**20 else f"{nbytes / 2**10:.1f} KiB"
+    if size >= 2**20:
+        return f"{nbytes / 2**20:.1f} MiB"
+    return f"{nbytes / 2**10:.1f} KiB" if size >= 2**10 else f"{nbytes:.0f} bytes"
 
 
 class DoesNotFit(ValueError):

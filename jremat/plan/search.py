@@ -46,7 +46,7 @@ def search(
     Kept bytes fall along the choices, and the peak about with them: a line between traced choices says which one to
     trace next. What the compiler says of one choice corrects the prediction of all by the difference, since what a
     prediction misses (workspace, fragmentation) hardly depends on the plan: so the second compile is the last, but
-    where nothing has fitted yet.
+    where nothing has fitted yet, or more than 7% of the memory would be left over.
 
     Args:
         choices: fastest first, kept bytes falling; at least one.
@@ -54,7 +54,7 @@ def search(
         predict: without a compile.
         confirm: by the compiler; None: the prediction is the answer. Where it is there, nothing fits before it says so.
         named: further choices, in any order, e.g. policies by name.
-        compiles: to spend where one of them fits.
+        compiles: to spend where one of them fits and uses the memory; six at most.
 
     >>> from jremat.policy import FULL
     >>> choices = [Choice(FULL, kept, 0, 10 - kept, 0) for kept in (9, 6, 3, 0)]
@@ -74,9 +74,11 @@ def search(
         return state.found(place, state.traced(place) <= limit_bytes)
     for aim in _AIMS:
         best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
-        if best is not None and len(state.compiled) >= compiles:
-            break
         place = state.next_place(int(limit_bytes * (aim if best is None else 1)), best)
+        # Where much of the memory is left over, the prediction was off, and further compiles are worth their time.
+        wasted = best is not None and place is not None and state.compiled[best] < _USED * limit_bytes
+        if best is not None and len(state.compiled) >= compiles and not wasted:
+            break
         # A hair too much is worth a compile where another would be left over, or where what fits is much slower.
         if best is not None and place is None:
             place = state.likeliest(int(limit_bytes * _HAIR), state.seconds(best))
@@ -96,7 +98,7 @@ def search(
     return state.found(least if best is None else best, best is not None)
 
 
-_HAIR, _MUCH, _NEAR = 1.015, 0.8, 1.2
+_HAIR, _MUCH, _NEAR, _USED = 1.015, 0.8, 1.2, 0.93
 _AIMS = 1, 0.996, 0.985, 0.96, 0.9, 0
 """Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
 half are predicted to within 0.3%, and what is left of that after a correction is less."""

@@ -1,5 +1,6 @@
 """The same stacks by ``jax.lax.scan`` and remat alone: every transformation of JAX, at the price of copies."""
 
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,8 +57,11 @@ def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
     """A plan, or one policy for all layers, as closed segments.
 
     Raises:
-        ValueError: neither of them, a plan for another number of layers, or a segment that no stack can run.
+        ValueError: neither of them, a plan for another number of layers, a segment that no stack can run, or
+            ``num_layers`` that is no number of layers.
     """
+    if isinstance(num_layers, bool) or not isinstance(num_layers, numbers.Integral) or num_layers < 1:
+        raise ValueError(f"num_layers: expected a whole number of at least 1, got {num_layers!r}")
     if isinstance(plan, Request):
         raise ValueError(
             f"plan: {plan.spec!r} needs shapes before it is a plan; call policies.get({plan.spec!r})"
