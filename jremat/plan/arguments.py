@@ -43,7 +43,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
         raise ValueError(f"{name}: expected a whole number, got {value!r}")
     if value < least:
         raise ValueError(f"{name}: expected at least {least}, got {value}")
-    if most is not None and value > most:
+    if most is not None and int(value) > most:
         raise ValueError(f"{name}: expected at most {most}, got {value}")
     return int(value)
 
