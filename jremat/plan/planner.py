@@ -84,7 +84,7 @@ def plan(
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
         compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, or over 7% of the memory
-            would be left over, and one on each of ``also`` that is faster and near. 0: none, the prediction is the answer.
+            would be left over, and one on each of ``also`` that is faster and near. 0: the prediction is the answer.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,

@@ -55,8 +55,8 @@ def search(
         predict: without a compile.
         confirm: by the compiler; None: the prediction is the answer. Where it is there, nothing fits before it says so.
         named: further choices, in any order, e.g. policies by name.
-        compiles: to spend where one of them fits and uses the memory; six at most, and one for each named choice that is
-            faster and near.
+        compiles: to spend where one of them fits and uses the memory; six at most, and one for each named choice that
+            is faster and near.
 
     >>> from jremat.policy import FULL
     >>> choices = [Choice(FULL, kept, 0, 10 - kept, 0) for kept in (9, 6, 3, 0)]
