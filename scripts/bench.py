@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jremat.command.line import fail, parse, run, unwritten
+from jremat.command.line import fail, parse, run, say, unwritten
 from jremat.report import tables
 from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
@@ -80,6 +80,9 @@ def _check_names(bench: Bench) -> None:
 
 
 def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> None:
+    asked = dict.fromkeys(case.policy for case in chosen if _plans(case.policy))
+    if asked:
+        say(PROGRAM, f"planning {', '.join(asked)} …, each case in its process")
     end = time.monotonic() + 60 * bench.minutes if bench.suite == "gpu" else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -96,6 +99,11 @@ def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> 
                 rows.add(row)
                 progress.console.print(f"{case.title}: {_outcome(row)}", highlight=False, markup=False)
             progress.advance(task)
+
+
+def _plans(spec: str) -> bool:
+    """Whether the planner is asked, which takes its time; read off the spec, as cases alone load JAX."""
+    return spec.partition(":")[0] in ("auto", "budget", "overhead")
 
 
 def _outcome(row: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from scripts.training.files import probe
+
 MODEL, SMALL_MODEL = "gpt2", "tiny"
 BATCH = 8
 MOST_TOKENS = 1024
@@ -26,9 +28,34 @@ def check_file(name: str, path: Path | None) -> None:
     """Refuse a file that can't be written where it is wanted.
 
     Raises:
-        ValueError: its folder isn't there, or it is a folder itself.
+        ValueError: its folder isn't there or takes no file, or it is a folder itself.
     """
-    if path and not path.absolute().parent.is_dir():
-        raise ValueError(f"{name}: the folder {path.absolute().parent} does not exist")
-    if path and path.is_dir():
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"{name}: the folder {folder} does not exist")
+    if path.is_dir():
         raise ValueError(f"{name}: expected a file, got a folder: {path}")
+    if not path.exists() or path.is_file():  # what is no regular file, e.g. /dev/stdout, is written to as it stands
+        _check_takes_files(name, folder)
+
+
+def check_folder(name: str, path: Path | None) -> None:
+    """Refuse a folder that files can't be written in; one that isn't there is made when there is something to write.
+
+    Raises:
+        ValueError: it is a file, or below one, or takes no file.
+    """
+    if path is not None:
+        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise ValueError(f"{name}: expected a folder, got a file: {there}")
+        _check_takes_files(name, there)
+
+
+def _check_takes_files(name: str, folder: Path) -> None:
+    try:
+        probe(folder)
+    except OSError as error:
+        raise ValueError(f"{name}: cannot write in {folder}: {error.strerror}") from None

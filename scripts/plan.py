@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import fail, parse, run, unwritten
+from jremat.command.line import fail, parse, run, say, unwritten, warn
 from jremat.policy.files import write_whole
 from scripts.planning.config import Planning
 from scripts.startup import start_jax
@@ -46,20 +47,24 @@ def _run(flags: Planning) -> int:
     from jremat.plan.result import DoesNotFit
     from jremat.report.tables import console
     from scripts.benchmark.build import config_of
+    from scripts.planning.command import how_to_run
     from scripts.planning.question import ask, batches, largest, seqs
     from scripts.planning.tables import of_frontier, of_kept, of_sizes
 
     out, case = console(), flags.case
+    # Said once, when the flags have proved right and what takes its time begins.
+    begin = cache(lambda: say(PROGRAM, f"planning {case.model} for {case.target} …"))
+    told: dict[str, Any] = {"begin": begin, "drop": cache(lambda problem: warn(PROGRAM, problem))}
     try:
         devices, config = target(case.target).num_devices, config_of(case)
         if flags.largest_batch:
-            answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens)
-            out.print(of_sizes(tried, "batch"))
+            answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **told)
+            sizes = (of_sizes(tried, "batch"),)
         elif flags.largest_seq:
-            answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens)
-            out.print(of_sizes(tried, "seq"))
+            answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens, **told)
+            sizes = (of_sizes(tried, "seq"),)
         else:
-            answer = ask(flags, case)
+            answer, sizes = ask(flags, case, **told), ()
     except DoesNotFit as error:
         fail(PROGRAM, error)
         _what_would_help(flags, error, out)
@@ -70,20 +75,20 @@ def _run(flags: Planning) -> int:
         from scripts.planning.measured import fastest
 
         answer = fastest(answer, out)
-    plan = answer.plan
-    out.print(of_kept(answer))
-    out.print(of_frontier(answer))
-    print(_summary(flags, answer))
-    if not flags.out and "planned values" in plan.policy.spec:
-        print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
-    if flags.out:
-        plan = plan.save(flags.out)
-        print(f"saved; at the same shapes: scripts/train.py {_same_shapes(answer)} --policy {plan.spec}")
+    # All files first: whoever reads the tables may stop in the middle.
+    saved = answer.plan.save(flags.out) if flags.out else None
     if flags.json:
         write_whole(flags.json, json.dumps(_figures(answer), indent=1) + "\n")
-    if flags.plot:
-        for path in _draw(answer, flags.plot):
-            print(f"picture {path}")
+    pictures = _draw(answer, flags.plot) if flags.plot else []
+    for table in (*sizes, of_kept(answer), of_frontier(answer)):
+        out.print(table)
+    print(_summary(flags, answer))
+    if saved:
+        print(f"saved; {how_to_run(answer, saved.spec)}")
+    elif "planned values" in answer.plan.policy.spec:
+        print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
+    for path in pictures:
+        print(f"picture {path}")
     return 0
 
 
@@ -104,14 +109,6 @@ def _summary(flags: Planning, answer: Any) -> str:
         f"less {plan.margin:.0%}; {plan.compiles} compile{'s' * (plan.compiles != 1)}\n"
         f"recomputes {plan.recompute_share:.1%} of the layers' forward matmul FLOPs{step}{speed}"
     )
-
-
-def _same_shapes(answer: Any) -> str:
-    """The flags of train.py whose step is the planned one: a plan holds for no other shapes."""
-    case = answer.case
-    flags = f"--model {case.model} --micro-batch {case.batch} --seq {answer.tokens // case.batch}"
-    flags += f" --attention {case.attention} --compute-dtype {case.compute_dtype} --dropout 0"
-    return flags + (f" --layers {case.layers}" if case.layers else "")
 
 
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:

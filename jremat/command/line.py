@@ -192,10 +192,18 @@ def warn(program: str, message: object) -> None:
     _say(program, "warning", message)
 
 
+def say(program: str, message: object) -> None:
+    """Say in one line on stderr what takes its time now."""
+    _print(f"{program}: {message}")
+
+
 def _say(program: str, kind: str, message: object) -> None:
-    text = " ".join(str(message).split())
+    _print(f"{program}: {kind}: {' '.join(str(message).split())}")
+
+
+def _print(line: str) -> None:
     try:
-        print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     except OSError:  # nobody is left to be told; the exit code still is
         _to_nowhere(sys.stderr)
 

@@ -85,6 +85,15 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
 
     told, other = tell(subject), None if against is None else tell(against)
     found = told.found
+    findings = lint(subject) if output.lint else ()
+    # All files first: whoever reads the tables may stop in the middle.
+    if output.json:
+        figures = {"title": subject.title} | _figures(told)
+        figures |= {} if other is None else {"against": _figures(other)}
+        figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
+        write_whole(output.json, json.dumps(figures, indent=1, default=str) + "\n")
+    if output.html:
+        write_whole(output.html, page(subject.title, told, other, findings))
     screen = console()
     screen.print(explained.of_values(found, f"{subject.title}, {told.name}", every=output.all))
     print("\n".join(explained.totals(found)))
@@ -93,16 +102,9 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
         screen.print(explained.of_segments(found, f"\n{told.name}, segment by segment"))
     if other is not None:
         screen.print(explained.of_changes(found, other.found, f"\nwhat changes from {told.name} to {other.name}"))
-    findings = lint(subject) if output.lint else ()
     if output.lint:
         print("\n".join(map(str, findings)) if findings else "lint: nothing found")
-    if output.json:
-        figures = {"title": subject.title} | _figures(told)
-        figures |= {} if other is None else {"against": _figures(other)}
-        figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
-        write_whole(output.json, json.dumps(figures, indent=1, default=str) + "\n")
     if output.html:
-        write_whole(output.html, page(subject.title, told, other, findings))
         print(f"page         {output.html}")
 
 

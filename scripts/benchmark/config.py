@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scripts.flags import BATCH, SMALL_MODEL, Attention, Dtype, Files, Stack, check_file
+from scripts.flags import BATCH, SMALL_MODEL, Attention, Dtype, Files, Stack, check_file, check_folder
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class Bench:
         if self.profile and self.compile_only:
             raise ValueError("profile: a step must run to be traced, and --compile-only runs none")
         check_file("json", self.json)
+        check_folder("plot", self.plot)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
 """A model under a policy, as shapes: its loss, and the training step around it."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+import policies
 from jremat.command.output import Subject
 from jremat.estimate.config import TransformerConfig
+from jremat.policy import Policy, Request
 from models.transformer import init_params, mean_loss
 from scripts.explaining.config import Explain
 from scripts.flags import MOST_TOKENS
@@ -22,7 +25,7 @@ def subject(flags: Explain, spec: str) -> Subject:
     Raises:
         ValueError: an unknown model or policy, or numbers that don't fit together.
     """
-    config = architecture(flags.model, None)
+    config = _config(flags)
     seq = flags.seq or min(config.max_seq, MOST_TOKENS)
     if seq > config.max_seq:
         raise ValueError(f"seq: expected at most the model's context, {config.max_seq}, got {seq}")
@@ -54,8 +57,23 @@ def subject(flags: Explain, spec: str) -> Subject:
     )
 
 
+def _config(flags: Explain) -> TransformerConfig:
+    """The model's; a saved plan is one for a step without dropout, unless the flags say another."""
+    config = architecture(flags.model, None)
+    planned = any(spec and _planned(spec) for spec in (flags.policy, flags.against))
+    return replace(config, dropout=0.0) if planned and flags.model.dropout is None else config
+
+
+def _planned(spec: str) -> bool:
+    policy = policies.get(spec)
+    if isinstance(policy, Request):
+        return False
+    every = [policy] if isinstance(policy, Policy) else [p for s in policy.segments for p in s.pattern]
+    return any(p.made_for for p in every)
+
+
 def _title(name: str, config: TransformerConfig, batch: int, seq: int) -> str:
     return (
         f"{name}: {config.num_layers} layers, batch {batch}, {seq} tokens, {config.attention} attention, "
-        f"{config.compute_dtype}"
+        f"{config.compute_dtype}, {f'dropout {config.dropout:g}' if config.dropout else 'no dropout'}"
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import policies
 from jremat.estimate.hardware import CHIPS
 from scripts.benchmark.config import Case
-from scripts.flags import BATCH, MODEL, Attention, Dtype, Files, check_file
+from scripts.flags import BATCH, MODEL, Attention, Dtype, Files, check_file, check_folder
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Planning:
             raise ValueError(f"measure: times the device that is here, so it takes --target local, got {self.target!r}")
         for name in ("out", "json"):
             check_file(name, getattr(self, name))
+        check_folder("plot", self.plot)
 
     @property
     def hbm_bytes(self) -> int | None:

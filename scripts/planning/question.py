@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 import jremat
 import policies
 from jremat.measure import target
@@ -35,13 +37,26 @@ class Answer:
         return self.tokens / self.plan.step_seconds if self.plan.step_seconds else None
 
 
-def ask(flags: Planning, case: Case, compiles: int | None = None, beside: bool = True) -> Answer:
+def _nothing(*_: str) -> None:
+    """For whoever is told nothing."""
+
+
+def ask(
+    flags: Planning,
+    case: Case,
+    compiles: int | None = None,
+    beside: bool = True,
+    begin: Callable[[], None] = _nothing,
+    drop: Callable[[str], None] = _nothing,
+) -> Answer:
     """The best plan of ``case``.
 
     Args:
         flags: everything that is not in the case.
         compiles: in place of the flags'.
         beside: whether named policies are traced too.
+        begin: called before each step that is traced or compiled, which takes its time.
+        drop: told of each named policy that this model can't run, and why.
 
     Raises:
         DoesNotFit: nothing fits.
@@ -53,9 +68,14 @@ def ask(flags: Planning, case: Case, compiles: int | None = None, beside: bool =
         raise ValueError(f"seq: {case.model} takes at most {config.max_seq} tokens, got {seq}")
 
     def step(plan: Policy | LayerPlan) -> tuple[Any, tuple[Any, Any]]:
+        begin()
         built = built_under(case, devices, run_as(plan.spec, plan, "auto", config))
         return built.step, (built.state, built.tokens)
 
+    others = named(flags.named) if beside else ()
+    unfit = {policy: problem for policy in others if (problem := _problem(case, devices, policy))}
+    for policy, problem in unfit.items():
+        drop(f"named: {policy.spec!r} is left out: {problem}")
     plan = jremat.plan(
         layer_of(config, devices),
         *layer_shapes(config, case.batch, seq),
@@ -65,7 +85,7 @@ def ask(flags: Planning, case: Case, compiles: int | None = None, beside: bool =
         target=case.target,
         step=step,
         objective=None if flags.objective == "auto" else flags.objective,
-        also=named(flags.named) if beside else (),
+        also=[policy for policy in others if policy not in unfit],
         keep=flags.keep,
         names_only=flags.names_only,
         margin=flags.margin,
@@ -89,6 +109,18 @@ def named(specs: Iterable[str]) -> tuple[Policy | LayerPlan, ...]:
     return tuple(found)
 
 
+def _problem(case: Case, devices: int, policy: Policy | LayerPlan) -> str | None:
+    """Why the model's block can't run under a policy, such as a name that no value bears; None where it can."""
+    config = config_of(case)
+    block, shapes = layer_of(config, devices), layer_shapes(config, case.batch, seq_of(case, config))
+    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((config.num_layers, *leaf.shape), leaf.dtype), shapes[0])
+    try:
+        jax.eval_shape(jremat.stack(block, policy, num_layers=config.num_layers), layer, shapes[1])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 @dataclass(frozen=True)
 class Tried:
     """One size that was tried, and what came of it."""
@@ -97,12 +129,19 @@ class Tried:
     answer: Answer | None
 
 
-def largest(flags: Planning, sizes: Iterator[Case], worth: Callable[[Answer], float]) -> tuple[Answer, list[Tried]]:
+def largest(
+    flags: Planning,
+    sizes: Iterator[Case],
+    worth: Callable[[Answer], float],
+    begin: Callable[[], None] = _nothing,
+    drop: Callable[[str], None] = _nothing,
+) -> tuple[Answer, list[Tried]]:
     """The best size together with its plan: every size is predicted until one doesn't fit, the best is compiled.
 
     Args:
         sizes: growing.
         worth: of an answer, the more the better.
+        begin, drop: as of ``ask``.
 
     Raises:
         DoesNotFit: not even the first size fits.
@@ -111,7 +150,7 @@ def largest(flags: Planning, sizes: Iterator[Case], worth: Callable[[Answer], fl
     refused: DoesNotFit | None = None
     for case in sizes:
         try:
-            tried.append(Tried(case, ask(flags, case, compiles=0, beside=False)))
+            tried.append(Tried(case, ask(flags, case, compiles=0, beside=False, begin=begin)))
         except DoesNotFit as error:
             refused = error
             tried.append(Tried(case, None))
@@ -119,7 +158,7 @@ def largest(flags: Planning, sizes: Iterator[Case], worth: Callable[[Answer], fl
     found = sorted((t.answer for t in tried if t.answer is not None), key=worth, reverse=True)
     for answer in found:
         try:
-            return ask(flags, answer.case), tried
+            return ask(flags, answer.case, begin=begin, drop=drop), tried
         except DoesNotFit as error:  # predicted to fit, and doesn't: the next best
             refused = error
     assert refused is not None, "where nothing was found something was refused"

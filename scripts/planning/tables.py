@@ -29,21 +29,28 @@ def of_kept(answer: Answer) -> Table:
 
 
 def of_frontier(answer: Answer) -> Table:
-    """The frontier, thinned, with the named policies in their places, most memory first."""
+    """The frontier, thinned, with the named policies in their places, most memory first.
+
+    Peaks are predicted and, where the chosen plan was compiled, moved by what the compiler says of that one.
+    """
     plan = answer.plan
-    limit = plan.hbm_bytes * (1 - plan.margin)
-    table = Table(title="frontier, predicted; named policies under the same cost model", title_justify="left")
+    title = "frontier, predicted; named policies under the same cost model"
+    if plan.peak_bytes is not None:
+        title += "; moved by what the compiler says of the chosen"
+    table = Table(title=title, title_justify="left")
     table.add_column("plan", overflow="fold")
     seconds = plan.objective == "seconds"
     for head in ("peak", "fits", "recomputed", *(("recompute", "step", "tokens/s") if seconds else ())):
         table.add_column(head, justify="right")
     rows = [(point, "named") for point in plan.beside] + [(point, "") for point in thinned(plan)]
-    for point, kind in sorted(rows, key=lambda row: -row[0].predicted_peak_bytes):
-        chosen = point.plan == plan.policy and not kind
+    own = any(point.plan == plan.policy for point in plan.frontier)
+    for point, kind in sorted(rows, key=lambda row: -expected_bytes(plan, row[0])):
+        chosen = point.plan == plan.policy and not (kind and own)
+        notes = [note for note in (kind, "chosen" * chosen) if note]
         cells = [
-            f"[bold]{words(point)}[/] (chosen)" if chosen else f"{words(point)}{' (named)' * bool(kind)}",
-            human(point.predicted_peak_bytes),
-            "yes" if point.predicted_peak_bytes <= limit else "no",
+            (f"[bold]{words(point)}[/]" if chosen else words(point)) + (f" ({', '.join(notes)})" if notes else ""),
+            human(expected_bytes(plan, point)),
+            fits(plan, point),
             f"{point.recompute_flops / max(plan.forward_flops, 1):.1%}",
         ]
         if point.recompute_seconds is not None:
@@ -52,6 +59,30 @@ def of_frontier(answer: Answer) -> Table:
             cells += [f"{step * 1e3:.1f} ms", f"{answer.tokens / step:,.0f}"]
         table.add_row(*cells)
     return table
+
+
+def expected_bytes(plan: Plan, point: Point) -> int:
+    """A point's peak: the compiler's for the chosen plan, and moved by its distance from the prediction for others."""
+    if plan.peak_bytes is None:
+        return point.predicted_peak_bytes
+    if point.plan == plan.policy:
+        return plan.peak_bytes
+    return point.predicted_peak_bytes + plan.peak_bytes - plan.predicted_peak_bytes
+
+
+def fits(plan: Plan, point: Point) -> str:
+    """Whether a point fits, for a table; what is faster than the chosen plan was not shown to, or it would be that."""
+    within = expected_bytes(plan, point) <= plan.hbm_bytes * (1 - plan.margin)
+    if plan.peak_bytes is None or not within:
+        return "yes" if within else "no"
+    if point.plan == plan.policy:
+        return "compiled"
+    chosen = next((p for p in (*plan.frontier, *plan.beside) if p.plan == plan.policy), point)
+    return "not shown" if _cost(point) < _cost(chosen) else "yes"
+
+
+def _cost(point: Point) -> float:
+    return point.recompute_flops if point.recompute_seconds is None else point.recompute_seconds
 
 
 def _step_seconds(answer: Answer, point: Point) -> float | None:

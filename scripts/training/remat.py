@@ -82,6 +82,16 @@ def remat(
     return run_as(spec, policy, stack, config)
 
 
+def plans(spec: str) -> bool:
+    """Whether the planner is asked, ``auto``, ``budget`` or ``overhead``, which takes its time.
+
+    Raises:
+        ValueError: an unknown spec.
+    """
+    policy = policies.get(spec)
+    return isinstance(policy, Request) and policy.kind != "sqrt"
+
+
 def run_as(spec: str, policy: Policy | LayerPlan, stack: str, config: TransformerConfig) -> Remat:
     """A policy or plan as the stack runs it.
 

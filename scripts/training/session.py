@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jremat.command.line import fail, warn
+from jremat.command.line import fail, say, warn
 from jremat.measure import Peak
 from jremat.report.tables import human
 from scripts.training.config import Run
@@ -21,6 +21,7 @@ from scripts.training.files import make_folder, rewind, write_json
 from scripts.training.loop import Diverged, Outcome, StopSignal, train
 from scripts.training.prepare import Job, prepare
 from scripts.training.progress import Reporter, aligned
+from scripts.training.remat import plans
 from scripts.training.snapshots import SnapshotError, Writer
 
 
@@ -29,6 +30,8 @@ def session(run: Run, program: str) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: warn(program, message)
         try:
+            if plans(run.policy):
+                say(program, f"planning {run.policy} …")
             job = prepare(run)
         except ValueError as error:
             return fail(program, error)

@@ -48,6 +48,17 @@ def test_two_policies_a_lint_and_a_page(tmp_path, capsys):
     assert len(page.read_bytes()) < 2_000_000 and page.read_text().count('role="slider"') == 2
 
 
+def test_files_are_there_before_the_tables_are(tmp_path, monkeypatch):
+    def nobody_reads(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("rich.console.Console.print", nobody_reads)
+    files = tmp_path / "out.json", tmp_path / "page.html"
+    with pytest.raises(BrokenPipeError):
+        main([*TINY, "--json", str(files[0]), "--html", str(files[1])])
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
 REFUSED = {
     "unknown model": ("--model gtp2", "did you mean 'gpt2'?"),
     "unknown policy": ("--policy fulll", "did you mean 'full'?"),

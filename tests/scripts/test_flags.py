@@ -1,6 +1,8 @@
 """Every script speaks of the same step where nothing is said, and says which in its --help."""
 
+import errno
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from scripts import bench, estimate, explain, plan, train
 from scripts.benchmark.config import Bench, cases
 from scripts.estimating.config import Estimate, understood
 from scripts.explaining.config import Explain
-from scripts.flags import check_file
+from scripts.flags import check_file, check_folder
 from scripts.planning.config import Planning
 from scripts.training.config import Run
 
@@ -50,3 +52,30 @@ def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, there, tmp_p
         check_file(name, path)
     check_file(name, tmp_path / "rows.json")
     check_file(name, None)
+
+
+@pytest.mark.parametrize("flags", ["--out {}/p.json", "--json {}/all.json", "--plot {}", "--plot {}/new/er"])
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(flags, tmp_path, monkeypatch, capsys):
+    def refused(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr("scripts.flags.probe", refused)  # root may write anywhere
+    monkeypatch.setattr("scripts.plan._run", lambda flags: pytest.fail("the work began"))
+    assert plan.main(flags.format(tmp_path).split()) == 2
+    name = flags.split()[0].removeprefix("--")
+    assert capsys.readouterr().err == f"plan: error: {name}: cannot write in {tmp_path}: Permission denied\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_for_pictures_may_be_new_but_is_no_file(tmp_path):
+    check_folder("plot", tmp_path / "new")
+    check_folder("plot", None)
+    (tmp_path / "file").touch()
+    for path in ("file", "file/below"):
+        with pytest.raises(ValueError, match=r"plot: expected a folder, got a file: .*file$"):
+            check_folder("plot", tmp_path / path)
+
+
+def test_what_is_no_regular_file_is_written_to_as_it_stands(monkeypatch):
+    monkeypatch.setattr("scripts.flags.probe", lambda folder: pytest.fail("nothing is put beside a device"))
+    check_file("json", Path("/dev/null"))

@@ -1,13 +1,24 @@
 """The planner's command line: a plan that other scripts run, and one line for what is refused."""
 
+import contextlib
+import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+import policies
+from jremat.plan.result import Plan, Point
+from scripts import bench, explain, train
+from scripts.benchmark.config import Case
 from scripts.plan import main
+from scripts.planning.question import Answer
+from scripts.planning.tables import of_frontier
 
 SMALL = "--model tiny --target cpu --layers 3 --seq 32 --batch 2 --attention dot --compute-dtype float32".split()  # noqa: SIM905
+LONGER = [*SMALL, "--seq", "128", "--batch", "4"]
+"""A step whose activations outweigh its parameters: 31 MiB without remat, 17 MiB under full."""
 
 REFUSED = {
     "unknown flag": ("--batsh 2", "did you mean --batch"),
@@ -59,7 +70,6 @@ def test_the_plan_fits_and_stands_beside_the_named_policies(run):
 
 
 def test_the_saved_plan_runs_in_the_benchmark(run, tmp_path):
-    from scripts.benchmark.config import Case
     from scripts.benchmark.measure import row
 
     _, folder, figures = run
@@ -95,3 +105,100 @@ def test_the_flags_have_help(capsys):
 def test_nothing_is_written_where_nothing_comes_of_it(tmp_path):
     assert main([*SMALL, "--hbm", "1MiB", "--named", "full", "--out", str(tmp_path / "plan.json")]) == 1
     assert not list(Path(tmp_path).iterdir())
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """The command that a plan was saved with."""
+    out = tmp_path_factory.mktemp("printed") / "p.json"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main([*LONGER, "--hbm", "30MiB", "--margin", "0", "--named", "full", "--out", str(out)]) == 0
+    [line] = [line for line in said.getvalue().splitlines() if line.startswith("saved; at the same shapes: ")]
+    script, *flags = shlex.split(line.partition("shapes: ")[2])
+    assert '"values"' in json.dumps(json.loads(out.read_text())), "a plan that speaks of one graph alone"
+    return script, flags
+
+
+def test_the_printed_command_trains_under_the_plan(printed, tmp_path, capsys):
+    script, flags = printed
+    assert script == "scripts/train.py"
+    code = train.main([*flags, "--steps", "1", "--eval-batches", "1", "--out", str(tmp_path / "run")])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_the_saved_plan_is_explained_at_the_same_model_and_shapes(printed, capsys):
+    spec = printed[1][printed[1].index("--policy") + 1]
+    same = [flag for flag in LONGER if flag not in ("--target", "cpu")]
+    assert explain.main([*same, "--policy", spec]) == 0, capsys.readouterr().err
+    assert "no dropout" in capsys.readouterr().out
+    assert explain.main([*same, "--policy", "full", "--against", spec]) == 0
+
+
+@pytest.mark.parametrize("flags", [("--devices", "2"), ("--loss-chunk", "8")])
+def test_a_step_that_train_cannot_run_names_the_script_that_can(flags, tmp_path, capsys):
+    out = tmp_path / "p.json"
+    assert main([*SMALL, *flags, "--hbm", "19MiB", "--compiles", "0", "--named", "full", "--out", str(out)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("saved; ")]
+    assert "train.py" not in line
+    script, *given = shlex.split(line.partition("shapes: ")[2])
+    assert script == "scripts/bench.py"
+    rows = tmp_path / "rows.json"
+    code = bench.main([*given, "--compile-only", "--json", str(rows)])
+    [row] = json.loads(rows.read_text())
+    assert (code, row["status"]) == (0, "ok"), row
+
+
+def test_files_are_there_before_the_tables_are(tmp_path, monkeypatch):
+    def nobody_reads(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("rich.console.Console.print", nobody_reads)
+    files = tmp_path / "p.json", tmp_path / "all.json"
+    flags = ["--hbm", "19MiB", "--compiles", "0", "--named", "full"]
+    with pytest.raises(BrokenPipeError):
+        main([*SMALL, *flags, "--out", str(files[0]), "--json", str(files[1])])
+    assert all(json.loads(file.read_text()) for file in files)
+
+
+def test_a_policy_that_the_model_cannot_run_is_said_to_be_left_out(tmp_path, capsys):
+    rows = tmp_path / "all.json"
+    flags = ["--hbm", "19MiB", "--compiles", "0", "--named", "full", "save:nope", "save:mlp_upp", "--json", str(rows)]
+    assert main([*SMALL, *flags]) == 0
+    assert [row["plan"] for row in json.loads(rows.read_text())["beside"]] == ["full"]
+    left_out = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert ["'save:nope'" in left_out[0], "did you mean 'mlp_up'?" in left_out[1]] == [True, True]
+    assert len(left_out) == 2 and all(line.startswith("plan: warning: named: ") for line in left_out)
+
+
+def test_planning_is_said_once_and_on_stderr(capsys):
+    assert main([*SMALL, "--hbm", "19MiB", "--compiles", "0", "--named", "full"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "plan: planning tiny for cpu …\n" and "planning" not in told.out
+
+
+def shown(peak_bytes: int | None, chosen: str = "save:b") -> dict[str, tuple[str, str]]:
+    """Plan -> (peak, fits) of a table whose frontier was predicted at 30, 26 and 20 MiB, for 32 MiB."""
+    mebi = 2**20
+    points = [
+        Point(policies.get(spec), 0, size * mebi, None, flops)
+        for spec, size, flops in (("save:a", 30, 0), ("save:b", 26, 5), ("full", 20, 9))
+    ]
+    predicted = next(p.predicted_peak_bytes for p in points if p.spec == chosen)
+    plan = Plan(
+        policy=policies.get(chosen), peak_bytes=peak_bytes and peak_bytes * mebi, predicted_peak_bytes=predicted,
+        hbm_bytes=32 * mebi, margin=0, host_bytes=0, kept_bytes=0, recompute_seconds=None, recompute_flops=5,
+        step_seconds=None, forward_flops=10, objective="flops", kept=(), frontier=tuple(points), beside=(), compiles=1,
+        target="cpu", versions={}, shapes=(), num_layers=None,
+    )  # fmt: skip
+    table = of_frontier(Answer(Case("tiny", "auto", "cpu", 1), plan, 1))
+    names, peaks, fits = (list(column.cells) for column in table.columns[:3])
+    return dict(zip(names, zip(peaks, fits, strict=True), strict=True))
+
+
+def test_the_frontier_fits_by_what_the_compiler_said_and_never_against_the_choice():
+    chosen = "[bold]save:b[/] (chosen)"
+    assert shown(None) == {"save:a": ("30.0 MiB", "yes"), chosen: ("26.0 MiB", "yes"), "full": ("20.0 MiB", "yes")}
+    # 5 MiB over the prediction: the next faster one no longer fits.
+    assert shown(31) == {"save:a": ("35.0 MiB", "no"), chosen: ("31.0 MiB", "compiled"), "full": ("25.0 MiB", "yes")}
+    # By a prediction of 26 and a compile of 24 save:a would fit; it wasn't chosen, so no compile showed it to.
+    assert shown(24)["save:a"] == ("28.0 MiB", "not shown")

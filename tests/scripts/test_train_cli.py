@@ -274,5 +274,5 @@ def test_a_terminal_has_a_live_bar() -> None:
 
 def test_a_plan_made_for_the_step_with_dropout_is_none_of_the_evaluations(tmp_path, small, train) -> None:
     code, _, err = train(*small, "--policy", "budget:0.4", "--steps", "1", "--out", tmp_path / "run")
-    assert code == 0, err
+    assert (code, err) == (0, "train: planning budget:0.4 …\n")
     assert math.isfinite(json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"])
