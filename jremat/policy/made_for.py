@@ -18,12 +18,23 @@ class MadeFor:
         num_layers: of the stack; None: any, or no stack.
         versions: of JAX and of what compiled, by package; a package that isn't installed isn't held to its version.
         plan: the spec that it was read from, for messages; not compared.
+
+    Raises:
+        ValueError: a package without a name, or without a version.
     """
 
     shapes: tuple[str, ...] = ()
     num_layers: int | None = None
     versions: tuple[tuple[str, str], ...] = ()
     plan: str = field(default="a plan", compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse versions that can't be held to anything."""
+        for name, version in self.versions:
+            if not name.strip():
+                raise ValueError(f"versions: expected the name of a package before {version!r}, got {name!r}")
+            if not version.strip():
+                raise ValueError(f"versions: expected the version of {name!r}, got {version!r}")
 
     def shapes_problem(self, found: Iterable[str]) -> str | None:
         """What to say of a function that is given the arrays ``found``; None where they are the plan's.
@@ -74,5 +85,5 @@ def _listed(shapes: list[str]) -> str:
 def _installed(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # or a name that no package can have
         return None

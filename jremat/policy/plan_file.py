@@ -11,11 +11,13 @@ be left out). A POLICY is an object as above or a plain spec: ``spec`` is what h
 doesn't name (default ``full``), and ``values`` needs the ``fingerprint`` of the graph that it speaks of.
 
 ``shapes``, ``num_layers`` and ``versions`` say what the plan holds for. The planner writes all three, and a plan is
-refused on others. A file without them, written by hand and of names alone, is portable. Other keys are for readers:
-predicted figures.
+refused on others. A file without them, written by hand and of names alone, is portable. ``FOR_READERS`` names the keys
+that are for people alone, such as predicted figures; any other is refused as mistyped.
 """
 
+import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,12 @@ from jremat.policy.made_for import MadeFor
 from jremat.policy.policy import Policy
 
 FORMAT = "jremat-plan-1"
+
+FOR_READERS = (
+    *("target", "hbm_bytes", "peak_bytes", "predicted_peak_bytes"),
+    *("recompute_flops", "modelled_recompute_seconds", "comment"),
+)
+"""Keys that nothing is read from: the planner's figures, and a word by hand."""
 
 Parse = Callable[[str], Policy]
 
@@ -69,9 +77,10 @@ def write(path: str | Path, plan: Policy | LayerPlan, made_for: MadeFor | None =
         path: of the file, overwritten.
         plan: to write.
         made_for: what it holds for; None: what its own policies say, and where they say nothing, anything.
-        for_readers: JSON values to stand beside it: predicted figures.
+        for_readers: JSON values to stand beside it, by keys of ``FOR_READERS``: predicted figures.
 
     Raises:
+        ValueError: a key that nothing reads back.
         OSError: the file can't be written.
 
     >>> import policies, tempfile
@@ -80,6 +89,7 @@ def write(path: str | Path, plan: Policy | LayerPlan, made_for: MadeFor | None =
     ...     policies.get(f"plan:{folder}/plan.json") == policies.get("save:up")
     True
     """
+    _known(for_readers, FOR_READERS, "what stands beside a plan")
     body = {"policy": _plain(plan)} if isinstance(plan, Policy) else {"segments": [_segment(s) for s in plan.segments]}
     policies = [plan] if isinstance(plan, Policy) else [policy for s in plan.segments for policy in s.pattern]
     made_for = made_for or next((policy.made_for for policy in policies if policy.made_for), None)
@@ -113,6 +123,9 @@ def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
     shapes, versions = content.get("shapes", []), _object(content.get("versions", {}), "versions")
     if not isinstance(shapes, list) or not all(isinstance(shape, str) for shape in shapes):
         raise ValueError(f"shapes: expected a list of strings such as 'float32[2, 3]', got {shapes!r}")
+    odd = [shape for shape in shapes if not _SHAPE.fullmatch(shape)]
+    if odd:
+        raise ValueError(f"shapes: expected a dtype and dimensions such as 'float32[2, 3]', got {odd[0]!r}")
     wrong = [version for version in versions.values() if not isinstance(version, str)]
     if wrong:
         raise ValueError(f"versions: expected strings, got {wrong[0]!r}")
@@ -123,33 +136,37 @@ def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
     return None if made_for == MadeFor() else made_for
 
 
+_SHAPE = re.compile(r"[a-z]\w*\[(\d+(, \d+)*)?\]")  # a scalar is float32[]
+
+
 def _content(content: Mapping[str, Any], parse: Parse, label: str) -> Policy | LayerPlan:
     if content.get("format") != FORMAT:
         raise ValueError(f"format: expected {FORMAT!r}, got {content.get('format')!r}")
+    _known(content, (*_READ, *FOR_READERS), "a plan")
     if ("policy" in content) == ("segments" in content):
         raise ValueError("expected one of the keys 'policy' and 'segments'")
     if "policy" in content:
-        return _policy(content["policy"], parse).labelled(label)
+        return _policy(content["policy"], parse, label).labelled(label)
     if not isinstance(content["segments"], list):
         raise ValueError(f"segments: expected a list, got {content['segments']!r}")
-    segments = (_read_segment(_object(segment, "a segment"), parse) for segment in content["segments"])
+    segments = (_read_segment(_object(segment, "a segment"), parse, label) for segment in content["segments"])
     return LayerPlan(tuple(segments), label=label)
 
 
-def _read_segment(segment: Mapping[str, Any], parse: Parse) -> Segment:
+def _read_segment(segment: Mapping[str, Any], parse: Parse, plan: str) -> Segment:
     _known(segment, ("pattern", "repeats", "group", "slots"), "a segment")
     pattern = segment.get("pattern")
     if not isinstance(pattern, list):
         raise ValueError(f"pattern: expected a list of policies, got {pattern!r}")
     return Segment(
-        tuple(_policy(policy, parse) for policy in pattern),
+        tuple(_policy(policy, parse, plan) for policy in pattern),
         repeats=_whole(segment.get("repeats"), "repeats"),
         group=1 if segment.get("group") is None else _whole(segment["group"], "group") or 0,
         slots=_whole(segment.get("slots"), "slots"),
     )
 
 
-def _policy(entry: Any, parse: Parse) -> Policy:
+def _policy(entry: Any, parse: Parse, plan: str) -> Policy:
     if isinstance(entry, str):
         entry = {"spec": entry}
     entry = _object(entry, "a policy")
@@ -159,21 +176,30 @@ def _policy(entry: Any, parse: Parse) -> Policy:
     values = _object(values, "values")
     if not values:
         return base
-    if not isinstance(fingerprint, str):
-        raise ValueError(f"fingerprint: expected the graph's, a string, since there are values; got {fingerprint!r}")
+    if not isinstance(fingerprint, str) or not fingerprint:
+        raise ValueError(f"fingerprint: expected the graph's, since there are values, got {fingerprint!r}")
     wrong = [decision for decision in values.values() if decision not in _DECISIONS]
     if wrong:
         raise ValueError(f"values: expected one of {', '.join(_DECISIONS)}, got {wrong[0]!r}")
-    return replace(base, values=tuple((value, Decision(d)) for value, d in values.items()), fingerprint=fingerprint)
+    return replace(
+        base,
+        values=tuple((value, Decision(d)) for value, d in values.items()),
+        fingerprint=fingerprint,
+        made_for=base.made_for or MadeFor(plan=plan),  # so that a refusal names the file
+        label=None,
+    )
 
 
+_READ = ("format", "policy", "segments", "shapes", "num_layers", "versions")
 _DECISIONS = tuple(decision.value for decision in Decision)
 
 
 def _known(found: Mapping[str, Any], keys: tuple[str, ...], what: str) -> None:
     unknown = sorted(set(found) - set(keys))
     if unknown:
-        raise ValueError(f"{unknown[0]}: no key of {what}, which has {', '.join(keys)}")
+        near = difflib.get_close_matches(unknown[0], keys, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{unknown[0]}: no key of {what}, which has {', '.join(keys)}{meant}")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jremat.graph.graph import Graph, Op, Value
 from jremat.graph.trace import MARK
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from jremat.policy.made_for import MadeFor
 from jremat.policy.policy import Policy
 
 
@@ -126,13 +127,13 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
         return f"policy: {problem}"
     if policy.fingerprint is not None and policy.fingerprint != graph.fingerprint:
         return (
-            f"policy: {policy.spec!r} was planned for graph {policy.fingerprint}, the function's graph is "
+            f"policy: {_plan(policy)} was planned for graph {policy.fingerprint}, the function's graph is "
             f"{graph.fingerprint}; other shapes, another function or another JAX: plan anew"
         )
     every = tuple(candidates(graph))
     lost = sorted({value for value, _ in policy.values} - {c.value.id for c in every})
     if lost:
-        return f"policy: {policy.spec!r} keeps the value {lost[0]!r}, which this function hasn't"
+        return f"policy: {_plan(policy)} keeps the value {lost[0]!r}, which this function hasn't"
     names = sorted({c.value.name for c in every if c.op.primitive == "name" and c.value.name})
     listed = ", ".join(names) or "none"
     missing = [n for n, _ in policy.names if n not in names and n not in policy.optional]
@@ -153,6 +154,15 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
         where = ", ".join(hidden)
         return f"policy: {policy.spec!r} can't reach what {where}; put jremat.checkpoint on the function inside"
     return None
+
+
+def _plan(policy: Policy) -> str:
+    """A planned policy in a message: the file that it was read from, its label, or else how much it says."""
+    if policy.made_for and policy.made_for.plan != MadeFor().plan:
+        return repr(policy.made_for.plan)
+    if policy.label:
+        return repr(policy.label)
+    return f"a policy with {len(policy.values)} planned value{'s' * (len(policy.values) != 1)}"
 
 
 def _hidden(graph: Graph, families: Collection[str]) -> Iterator[str]:

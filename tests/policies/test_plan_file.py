@@ -74,6 +74,15 @@ def test_a_plan_stands_inside_others(tmp_path):
         ({"policy": "full", "num_layers": "2"}, "num_layers: expected a whole number or null"),
         ({"policy": "full", "versions": ["jax"]}, "expected versions to be a JSON object"),
         ({"policy": "full", "versions": {"jax": 0.1}}, "versions: expected strings, got 0.1"),
+        ({"policy": "full", "versions": {"": "1"}}, "versions: expected the name of a package before '1', got ''"),
+        ({"policy": "full", "versions": {"jax": ""}}, "versions: expected the version of 'jax', got ''"),
+        ({"policy": "full", "shapes": ["float32"]}, "shapes: expected a dtype and dimensions .*, got 'float32'"),
+        ({"policy": "full", "shapes": [""]}, "shapes: expected a dtype and dimensions .*, got ''"),
+        ({"policy": "full", "shapes": ["float32[2, -3]"]}, "shapes: expected a dtype and dimensions"),
+        ({"policy": {"values": {"v": "save"}, "fingerprint": ""}}, "fingerprint: expected the graph's, .*, got ''"),
+        ({"policy": "full", "shape": []}, "shape: no key of a plan, .*; did you mean 'shapes'"),
+        ({"policy": "full", "num_layer": 2}, "num_layer: no key of a plan, .*; did you mean 'num_layers'"),
+        ({"policy": {"specs": "full"}}, "specs: no key of a policy, .*; did you mean 'spec'"),
         (f'{{"format": "{FORMAT}", "policy": "none", "policy": "full"}}', "each key of an object once, got 'policy'"),
         (f'{{"format": "{FORMAT}", "policy": {{"spec": "full", "spec": "none"}}}}', "once, got 'spec' twice"),
     ],
@@ -84,6 +93,28 @@ def test_what_is_no_plan_is_refused(content, said, tmp_path):
     file.write_text(text)
     with pytest.raises(ValueError, match=said):
         policies.get(f"plan:{file}")
+
+
+def test_a_key_that_would_not_be_read_back_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match=r"peak_byte: no key of what stands beside a plan, .*'peak_bytes'"):
+        policies.write_plan(tmp_path / "plan.json", PLANNED, peak_byte=3)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("made_for", [None, MadeFor(num_layers=2)])
+def test_a_plan_on_another_graph_is_named_by_its_file(made_for, tmp_path):
+    policies.write_plan(tmp_path / "plan.json", LayerPlan((Segment((PLANNED,), 2),), label=""), made_for)
+    plan = f"plan:{tmp_path / 'plan.json'}"
+    with pytest.raises(ValueError, match="was planned for graph 1f3a, the function's graph is ") as refused:
+        stacked(block, policies.get(plan), COLUMNS, ROWS, 2)
+    assert str(refused.value).startswith(f"policy: '{plan}' was planned for graph 1f3a, ")
+
+
+@pytest.mark.parametrize(("values", "said"), [(("v3", "v7"), "2 planned values"), (("v3",), "1 planned value")])
+def test_a_plan_of_no_file_on_another_graph_is_told_by_what_it_holds(values, said):
+    policy = Policy(values=tuple((value, SAVE) for value in values), fingerprint="1f3a")
+    with pytest.raises(ValueError, match=f"^policy: a policy with {said} was planned for graph 1f3a, the function"):
+        jax.eval_shape(jremat.checkpoint(block, policy), COLUMNS, ROWS)
 
 
 def test_a_file_that_names_itself_ends(tmp_path):
