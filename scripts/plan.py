@@ -59,12 +59,12 @@ def _run(flags: Planning) -> int:
         devices, config = target(case.target).num_devices, config_of(case)
         if flags.largest_batch:
             answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **told)
-            sizes = (of_sizes(tried, "batch"),)
+            sizes = [of_sizes(tried, "batch")]
         elif flags.largest_seq:
             answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens, **told)
-            sizes = (of_sizes(tried, "seq"),)
+            sizes = [of_sizes(tried, "seq")]
         else:
-            answer, sizes = ask(flags, case, **told), ()
+            answer, sizes = ask(flags, case, **told), []
     except DoesNotFit as error:
         fail(PROGRAM, error)
         _what_would_help(flags, error, out)
