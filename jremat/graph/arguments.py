@@ -66,7 +66,11 @@ def take_apart(
 def take_apart_at(
     f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Collection[int | str]
 ) -> Arguments:
-    """As ``take_apart``, what is fixed given by place: positions and keywords."""
+    """As ``take_apart``, what is fixed given by place: positions and keywords.
+
+    Raises:
+        ValueError: ``f`` is no function.
+    """
     if not callable(f):
         raise ValueError(f"f: expected a function, got {f!r}")
     with_paths, tree = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
