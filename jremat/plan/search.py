@@ -99,7 +99,11 @@ def search(
     for place in state.order:  # no policy by name is passed over for a prediction that was a little too high
         if place == best or (best is not None and state.seconds(place) >= state.seconds(best)):
             break
-        if place >= state.own and place not in state.compiled and state.expected(place) <= _PASSED_OVER * limit_bytes:
+        if (
+            place >= state.own
+            and place not in state.compiled
+            and not state.hopeless(place, int(_PASSED_OVER * limit_bytes))
+        ):
             state.compiled[place] = confirm(state.choices[place].plan)
             if state.compiled[place] <= limit_bytes:
                 best = place
