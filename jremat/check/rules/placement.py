@@ -9,8 +9,9 @@ from jremat.check.subject import Subject, work
 
 # Nearly all of a body's work: what a norm or a residual sum adds to a block is less than a tenth.
 _NEARLY_ALL = 0.9
-# A remat that saves less than this share of the predicted peak saves nothing.
-_SAME_PEAK = 0.95
+# A remat that leaves more than this share of the predicted peak saves nothing that is worth a second run: what it does
+# save is one array of a small program, its result, not what the layers keep.
+_SAME_PEAK = 0.85
 
 
 def _double(subject: Subject) -> Iterator[Finding]:
