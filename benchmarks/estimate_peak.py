@@ -41,7 +41,7 @@ FUSED = {"attention": "blockwise"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Step:
     """A train step: a size with changes, a policy, and shapes."""
 
     label: str
@@ -51,12 +51,6 @@ class Case:
     batch: int
     seq: int
     chunk: int | None = None
-    tuned: bool = False
-
-    @property
-    def held_out(self) -> bool:
-        """Whether the rules of the traced peak were made without a look at it: every third case, by its name's hash."""
-        return zlib.crc32(self.key.encode()) % 3 == 0
 
     @property
     def key(self) -> str:
@@ -67,6 +61,18 @@ class Case:
     def config(self) -> TransformerConfig:
         """The architecture."""
         return dataclasses.replace(get(self.size), **self.changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case(Step):
+    """A step on one device, and whether the rules of ``jremat.estimate.work`` were read from it."""
+
+    tuned: bool = False
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the rules of the traced peak were made without a look at it: every third case, by its name's hash."""
+        return zlib.crc32(self.key.encode()) % 3 == 0
 
 
 def cases() -> Iterator[Case]:

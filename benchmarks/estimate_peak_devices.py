@@ -25,54 +25,36 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
+from benchmarks.estimate_peak import Step
 from jremat.command.line import run
-from jremat.estimate.config import TransformerConfig
 from jremat.estimate.ledger import Ledger
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
 from jremat.policy.files import write_whole
-from models.config import get
 
 FILE = Path(__file__).with_name("estimate_peak_devices.json")
 LINES = ("weights, optimizer", "gradients of layers", "kept", "else")
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """A train step on several devices: a size with changes, how it is spread, a policy and shapes.
+class Case(Step):
+    """A step on several devices, how it is spread over them.
 
     ``held_out`` ones were compiled when the rules of ``jremat.estimate.collectives`` stood.
     """
 
-    label: str
-    size: str
-    changes: dict[str, Any]
-    parallel: Parallel
-    spec: str
-    batch: int
-    seq: int
-    chunk: int | None = None
+    parallel: Parallel = dataclasses.field(default_factory=Parallel)
     held_out: bool = False
-
-    @property
-    def key(self) -> str:
-        """What the results file calls it."""
-        return f"{self.label} {self.spec}"
-
-    @property
-    def config(self) -> TransformerConfig:
-        """The architecture."""
-        return dataclasses.replace(get(self.size), **self.changes)
 
 
 def cases() -> Iterator[Case]:
     """Every way of spreading, under a policy that keeps little and one that keeps more; then those held out."""
     for name in ("data parallel", "ZeRO-1", "ZeRO-2", "FSDP", "tensor", "tensor, sequence", "FSDP 4, tensor 2"):
         for spec in ("full", "save_only_matmuls"):
-            yield Case(name, "llama-1b", _LLAMA, _SPREAD[name], spec, 16, 2048)
+            yield Case(name, "llama-1b", _LLAMA, spec, 16, 2048, parallel=_SPREAD[name])
     for name, label, size, changes, spec, batch, seq, chunk, held_out in _MORE:
-        yield Case(f"{name}, {label}", size, changes, _SPREAD[name], spec, batch, seq, chunk, held_out)
+        yield Case(f"{name}, {label}", size, changes, spec, batch, seq, chunk, _SPREAD[name], held_out)
 
 
 _SPREAD = {

@@ -1,13 +1,13 @@
 """Figures that stand in the documents are the ones in the files that they name."""
 
-import importlib.util
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks import estimate_peak, estimate_peak_devices
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "choosing-a-policy.md").read_text()
@@ -33,39 +33,32 @@ def test_state_of_the_llama_is_what_its_table_says():
     assert told == f"{row['argument_bytes'] / 2**30:.1f}"
 
 
-def benchmark(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where its dataclasses look for their own annotations
-    spec.loader.exec_module(module)
-    return module
-
-
 def told(errors):
     """Median, most under and most over, as the documents write them."""
     return tuple(f"{100 * n:.1f}" for n in (statistics.median(map(abs, errors)), -min(errors), max(errors)))
 
 
 def test_the_closed_forms_errors_are_the_benchmarks():
-    peaks = benchmark("estimate_peak")
     (pinned, *newest) = (re.search(pattern, LIMITS).groups() for pattern in (
         r"with 0\.10\.2 by ([\d.]+)% in the median, the worst by ([\d.]+)% under and ([\d.]+)% over",
         r"with 0\.12\.0\.1 by ([\d.]+)%, ([\d.]+)% and ([\d.]+)%",
     ))  # fmt: skip
     counts = re.search(r"Of (\d+) train steps .*? of (\d+) of these steps", LIMITS).groups()
     for version, said, count in zip(("0.10.2", "0.12.0.1"), (pinned, *newest), counts):
-        found = json.loads(peaks.results(version).read_text())
-        cases = [case for case in peaks.cases() if case.key in found]
+        found = json.loads(estimate_peak.results(version).read_text())
+        cases = [case for case in estimate_peak.cases() if case.key in found]
         assert len(cases) == int(count)
-        assert told([peaks.ours(case, version) / found[case.key]["peak_bytes"] - 1 for case in cases]) == said
+        assert told([estimate_peak.ours(case, version) / found[case.key]["peak_bytes"] - 1 for case in cases]) == said
 
 
 def test_the_ledgers_errors_on_several_devices_are_the_benchmarks():
-    devices = benchmark("estimate_peak_devices")
     pattern = (
         r"of the peaks of (\d+) steps the median is missed by ([\d.]+)%, the worst by ([\d.]+)% under and ([\d.]+)%"
     )
     count, *said = re.search(pattern, LIMITS).groups()
-    found = json.loads(devices.FILE.read_text())
-    errors = [devices.ledger_of(c).peak_bytes / found[c.key]["peak_bytes"] - 1 for c in devices.cases()]
+    found = json.loads(estimate_peak_devices.FILE.read_text())
+    errors = [
+        estimate_peak_devices.ledger_of(c).peak_bytes / found[c.key]["peak_bytes"] - 1
+        for c in estimate_peak_devices.cases()
+    ]
     assert len(errors) == int(count) and told(errors) == tuple(said)

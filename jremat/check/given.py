@@ -2,32 +2,11 @@
 
 import math
 import numbers
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-
-def whole_layers(num_layers: Any) -> int | None:
-    """A number of layers, or None.
-
-    Raises:
-        ValueError: anything else.
-
-    >>> whole_layers(3), whole_layers(None)
-    (3, None)
-    """
-    if num_layers is None:
-        return None
-    try:
-        layers = None if isinstance(num_layers, bool) else operator.index(num_layers)
-    except TypeError:
-        layers = None
-    if layers is None or layers < 1:
-        raise ValueError(f"num_layers: expected a whole number of at least 1, got {num_layers!r}")
-    return layers
 
 
 def a_share(tolerance: Any) -> float | None:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 
 from jremat.check.finding import Finding, Rule
-from jremat.check.given import whole_layers
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.graph.arguments import take_apart
 from jremat.policy import NONE, LayerPlan, Policy, Request
+from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.checkpoint import checkpoint
 
@@ -60,7 +60,7 @@ def lint(
     >>> finding.rule, finding.cost_flops
     ('unknown-name', 256)
     """
-    num_layers = whole_layers(num_layers)
+    num_layers = None if num_layers is None else whole_number("num_layers", num_layers)
     if isinstance(policy, Request):
         policy = policy.resolve(f, *args, num_layers=layers_of(policy, num_layers), **kwargs)
     distinct = dict.fromkeys(policy.policies(layers_of(policy, num_layers))) if isinstance(policy, LayerPlan) else ()

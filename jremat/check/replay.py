@@ -12,13 +12,14 @@ import numpy as np
 from jax.extend import core
 
 from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
-from jremat.check.given import a_share, compiling, refuse_abstract, refuse_traced, whole_layers
+from jremat.check.given import a_share, compiling, refuse_abstract, refuse_traced
 from jremat.check.lint import layers_of, under
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.check.taps import Tap, marked, tapped
 from jremat.graph.arguments import take_apart
 from jremat.policy import NONE, LayerPlan, Policy, Request
+from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.flat import check_lengths
 
@@ -102,7 +103,8 @@ def replay(
     >>> found.equal, found.first_difference, found.values_rerun
     (True, None, 2)
     """
-    tolerance, compile_, num_layers = a_share(tolerance), compiling(compiler_options), whole_layers(num_layers)
+    tolerance, compile_ = a_share(tolerance), compiling(compiler_options)
+    num_layers = None if num_layers is None else whole_number("num_layers", num_layers)
     refuse_abstract(take_apart(f, args, kwargs).arrays)
     inside: _Block | None = None  # the block of a stack, every value of it marked
     bare: Callable[..., Any] | None

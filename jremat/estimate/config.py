@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args
 
+from jremat.policy.counts import whole_number
+
 Norm = Literal["layernorm", "rmsnorm"]
 Mlp = Literal["gelu", "swiglu"]
 Positions = Literal["learned", "rope"]
@@ -77,7 +79,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            _count(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         for name, choices in _CHOICES.items():
             _choice(name, getattr(self, name), choices)
         for name in ("bias", "qkv_bias", "tied_embeddings"):
@@ -166,11 +168,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "param_dtype": get_args(Dtype),
     "compute_dtype": get_args(Dtype),
 }
-
-
-def _count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

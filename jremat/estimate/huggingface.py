@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jremat.estimate.config import TransformerConfig
+from jremat.policy.counts import whole_number
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 """The ``model_type``s that are read."""
@@ -139,7 +140,4 @@ def _llama(data: Mapping[str, Any], family: str, remarks: list[str]) -> Transfor
 
 
 def _whole(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config: {name}: expected a whole number of at least 1, got {value!r}")
-    return value
+    return whole_number(f"config: {name}", data.get(name))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from jremat.estimate.config import TransformerConfig
+from jremat.policy.counts import whole_number
 
 _SPLIT_BY_TENSOR = frozenset({"n", "m", "f", "v"})
 
@@ -38,9 +39,7 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name not in ("zero", "sequence")):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+            whole_number(name, getattr(self, name))
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
             raise ValueError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
         if not isinstance(self.sequence, bool):

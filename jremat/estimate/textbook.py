@@ -13,6 +13,7 @@ from typing import Literal
 from jremat.estimate.block import bytes_of, sizes_of
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.stack import everything
+from jremat.policy.counts import whole_number
 
 Technique = Literal[
     "no_parallelism", "tensor", "tensor_sequence", "tensor_selective", "tensor_sequence_selective", "full"
@@ -76,8 +77,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < (name != "v"):
-                raise ValueError(f"{name}: expected a whole number of at least {int(name != 'v')}, got {value!r}")
+            whole_number(name, value, least=int(name != "v"))
 
     @property
     def sbh(self) -> int:

@@ -13,6 +13,7 @@ from jremat.estimate.parallel import Parallel
 from jremat.estimate.parameters import Parameters, parameters_of, spread
 from jremat.estimate.stack import Row, StackKept, matmul_flops, stack_kept
 from jremat.estimate.work import CALIBRATED_ON, Compiler, assumptions, compiler_for, head_work, layer_work, relaid
+from jremat.policy.counts import whole_number
 from jremat.policy.decision import OFFLOAD
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.policy import Policy
@@ -252,11 +253,10 @@ def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumul
         )
     if not isinstance(policy, Policy | LayerPlan):
         raise ValueError(f"policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got {policy!r}")
-    for name, value in (("batch", batch), ("seq", seq), ("chunk", chunk), ("accumulate", accumulate)):
-        if not (name == "chunk" and value is None) and (
-            not isinstance(value, int) or isinstance(value, bool) or value < 1
-        ):
-            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    for name, value in (("batch", batch), ("seq", seq), ("accumulate", accumulate)):
+        whole_number(name, value)
+    if chunk is not None:
+        whole_number("chunk", chunk)
     if config.positions == "learned" and seq > config.max_seq:
         raise ValueError(f"seq: expected at most max_seq={config.max_seq}, which has a row a position, got {seq}")
     if optimizer not in OPTIMIZER_MOMENTS:

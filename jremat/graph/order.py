@@ -1,7 +1,7 @@
 """The order in which a compiler runs kernels, to need little memory: three ways, as XLA tries them.
 
 Source: XLA's memory scheduler (hlo_memory_scheduler.cc): a greedy list, and a depth-first walk with and without a
-heuristic for which operand to visit first; the one with the least peak is taken for the whole program.
+heuristic for which operand to visit first; the one of which XLA expects the least peak is taken for the whole program.
 """
 
 import math

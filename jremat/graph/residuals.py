@@ -117,9 +117,8 @@ def read_residuals(arguments: Arguments) -> Residuals:
 
     jaxpr = capture(take_apart(kept, arguments.arrays, {})).jaxpr
     found = [origin_of(jaxpr, var) for var in jaxpr.outvars if not isinstance(var, core.Literal)]
-    by_value = {
-        origin.key: origin for origin in found if origin.mark != UNREAD
-    }  # two outputs that are one value are kept once
+    # two outputs that are one value are kept once
+    by_value = {origin.key: origin for origin in found if origin.mark != UNREAD}
     return Residuals(tuple(row_of(origin, arguments.array_paths) for origin in by_value.values()))
 
 

@@ -1,7 +1,6 @@
 """What a planner is asked, checked: one line for what it can't use."""
 
 import math
-import numbers
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -28,24 +27,6 @@ def known_bytes(hbm_bytes: int | None, kind: Target) -> int:
     if known <= 0:
         raise ValueError(f"hbm_bytes: expected more than 0, got {known}")
     return int(known)
-
-
-def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An argument that counts.
-
-    Raises:
-        ValueError: it is no whole number, below ``least`` or above ``most``.
-
-    >>> whole_number("num_layers", 3, 1)
-    3
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"{name}: expected a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
-    if most is not None and int(value) > most:
-        raise ValueError(f"{name}: expected at most {most}, got {value}")
-    return int(value)
 
 
 def check_margin(margin: Any) -> None:

@@ -24,7 +24,6 @@ from jremat.plan.arguments import (
     checked_tags,
     known_bytes,
     known_objective,
-    whole_number,
 )
 from jremat.plan.program import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
@@ -32,6 +31,7 @@ from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, peaks_between, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy
+from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.decide import shapes_given

@@ -8,12 +8,12 @@ from typing import Any
 from jremat.graph.peak import traced_peak
 from jremat.measure import Target
 from jremat.measure import target as find_target
-from jremat.plan.arguments import whole_number
 from jremat.plan.block import Budget, best, least_bytes
 from jremat.plan.planner import StepOf, cost_of, equipped, plan
 from jremat.plan.program import read_block
 from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy, Request
+from jremat.policy.counts import whole_number
 from jremat.transform.groups import best_group, every_k
 
 

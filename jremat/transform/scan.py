@@ -1,6 +1,5 @@
 """The same stacks by ``jax.lax.scan`` and remat alone: every transformation of JAX, at the price of copies."""
 
-import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jremat.policy import LayerPlan, Policy, Request, Segment
+from jremat.policy.counts import whole_number
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.flat import check_lengths, writes_beside
 
@@ -60,8 +60,7 @@ def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
         ValueError: neither of them, a plan for another number of layers, a segment that no stack can run, or
             ``num_layers`` that is no number of layers.
     """
-    if isinstance(num_layers, bool) or not isinstance(num_layers, numbers.Integral) or num_layers < 1:
-        raise ValueError(f"num_layers: expected a whole number of at least 1, got {num_layers!r}")
+    num_layers = whole_number("num_layers", num_layers)
     if isinstance(plan, Request):
         raise ValueError(
             f"plan: {plan.spec!r} needs shapes before it is a plan; call policies.get({plan.spec!r})"

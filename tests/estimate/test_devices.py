@@ -1,20 +1,17 @@
 """The ledger of one device of several: its lines by hand, and against what is compiled for eight."""
 
 import dataclasses
-import importlib.util
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 
+from benchmarks import estimate_peak_devices as benchmark
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.transformer import estimate
 from jremat.policy import FULL, NONE
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "estimate_peak_devices.py"
 B, S, H, F, V, L = 8, 16, 32, 96, 64, 4
 LLAMA = TransformerConfig(
     vocab_size=V, num_layers=L, hidden=H, heads=4, kv_heads=4, head_dim=8, mlp_hidden=F, max_seq=S, norm="rmsnorm",
@@ -85,23 +82,13 @@ def test_tensor_parallelism_holds_partial_sums_and_gathers_the_sequence():
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("estimate_peak_devices", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for their own annotations
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-@pytest.fixture(scope="module")
-def recorded(benchmark):
+def recorded():
     found = json.loads(benchmark.FILE.read_text())
     assert {case.key for case in benchmark.cases()} == found.keys() and len(found) > 25
     return [(case, benchmark.ledger_of(case), found[case.key]) for case in benchmark.cases()]
 
 
-def test_state_of_one_device_is_what_is_compiled(benchmark, recorded):
+def test_state_of_one_device_is_what_is_compiled(recorded):
     for case, ledger, compiled in recorded:
         own = sum(x.device_bytes for x in ledger.lines if x.name in ("weights", "optimizer moments"))
         # beside them the tokens; biases and norms of a size that eight don't divide stay whole
@@ -114,7 +101,7 @@ def test_every_recorded_peak_of_one_device_is_met(recorded):
     assert statistics.median(map(abs, errors.values())) < 0.03
 
 
-def test_a_step_compiled_for_eight_devices(benchmark):
+def test_a_step_compiled_for_eight_devices():
     fsdp = next(case for case in benchmark.cases() if case.key == "FSDP full")
     case = dataclasses.replace(fsdp, changes=fsdp.changes | {"num_layers": 4, "kv_heads": 32})
     compiled, ledger = benchmark.measure(case), benchmark.ledger_of(case)

@@ -1,28 +1,15 @@
 """The closed form's peak against the compiler's, as the benchmark recorded it."""
 
-import importlib.util
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "estimate_peak.py"
+from benchmarks import estimate_peak as benchmark
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("estimate_peak", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclass looks for its own annotations
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-@pytest.fixture(scope="module")
-def errors(benchmark):
+def errors():
     found = json.loads(benchmark.results(benchmark.CALIBRATED).read_text())
     cases = [case for case in benchmark.cases() if case.key in found]
     assert len({case.key for case in cases}) == len(cases) >= 60
@@ -38,7 +25,7 @@ def test_cases_that_no_rule_was_read_from_are_met_as_well(errors):
     assert len(held_out) > 40 and statistics.median(held_out) < 0.02
 
 
-def test_the_newest_compilers_peaks_are_met_to_eleven_percent(benchmark):
+def test_the_newest_compilers_peaks_are_met_to_eleven_percent():
     """Ten, but for the one group of layers whose replay keeps more than the logits are."""
     newest = "0.12.0.1"
     found = json.loads(benchmark.results(newest).read_text())
@@ -51,14 +38,14 @@ def test_the_newest_compilers_peaks_are_met_to_eleven_percent(benchmark):
     assert statistics.median(map(abs, errors.values())) < 0.02
 
 
-def test_the_peak_rests_on_all_parts(benchmark, errors):
+def test_the_peak_rests_on_all_parts(errors):
     """State alone, or state and what is kept, would miss by far more."""
     found = json.loads(benchmark.results(benchmark.CALIBRATED).read_text())
     by_arguments = [1 - found[case.key]["argument_bytes"] / found[case.key]["peak_bytes"] for case, _ in errors]
     assert statistics.median(by_arguments) > 0.4
 
 
-def test_no_other_formula_is_nearer_on_any_kind_of_policy(benchmark, errors):
+def test_no_other_formula_is_nearer_on_any_kind_of_policy(errors):
     """Although each is taken at its best setting for each case, on top of the state that the program does hold."""
     found = json.loads(benchmark.results(benchmark.CALIBRATED).read_text())
     for kind in benchmark.KINDS:

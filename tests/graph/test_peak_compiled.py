@@ -1,16 +1,15 @@
 """The traced peak against the compiler: small train steps with AdamW and donated state, compiled for an H200."""
 
-import importlib.util
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
 
 import jax
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "estimate_peak.py"
+from benchmarks import estimate_peak as benchmark
+
 SMALL = {"num_layers": 4, "hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 64, "mlp_hidden": 1024}
 BF16 = {"compute_dtype": "bfloat16", "dropout": 0.0}
 FUSED = {"attention": "blockwise"}
@@ -36,17 +35,7 @@ STEPS = [
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("estimate_peak", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for their own annotations
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-@pytest.fixture(scope="module")
-def errors(benchmark):
+def errors():
     """Of each step the error of the peak, and of the peak less the arguments."""
     found = {}
     for size, changes, spec, vocab, chunk in STEPS:
@@ -70,7 +59,7 @@ def test_small_steps_are_met(errors):
 
 
 @pytest.fixture(scope="module")
-def recorded(benchmark):
+def recorded():
     """Half of the benchmark's steps with the peaks that were compiled, predicted anew."""
     found = json.loads(benchmark.results(benchmark.CALIBRATED).read_text())
     assert {case.key for case in benchmark.cases()} == found.keys() and len(found) > 70
@@ -82,7 +71,7 @@ def recorded(benchmark):
 
 
 @PINNED
-def test_large_steps_are_met_as_recorded(benchmark, recorded):
+def test_large_steps_are_met_as_recorded(recorded):
     assert len(recorded) > 35 and {benchmark.kind_of(row.case) for row in recorded} == set(benchmark.KINDS)
     errors = {row.case.key: row.errors["traced"] for row in recorded}
     assert {key: error for key, error in errors.items() if not -0.05 < error < 0.10} == {}
@@ -93,7 +82,7 @@ def test_large_steps_are_met_as_recorded(benchmark, recorded):
 
 @PINNED
 def test_the_documents_tell_of_no_smaller_errors(recorded):
-    text = " ".join((FILE.parents[1] / "docs" / "limits.md").read_text().split())
+    text = " ".join((Path(benchmark.__file__).parents[1] / "docs" / "limits.md").read_text().split())
     pattern = (
         r"worst by ([\d.]+)% under and ([\d.]+)% over; of the peak less arguments by [\d.]+%, ([\d.]+)% and ([\d.]+)%"
     )

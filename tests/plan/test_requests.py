@@ -56,5 +56,5 @@ def test_requests_hold_where_nothing_or_something_must_be_kept(spec, block):
 def test_a_requests_options_are_its_own():
     with pytest.raises(ValueError, match=r"margin: no option of 'budget:0.5'; it takes keep, names_only"):
         policies.get("budget:0.5").resolve(mlp, *mlp_args(), num_layers=4, target="cpu", margin=0.1)
-    with pytest.raises(ValueError, match="num_layers: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_layers: expected a whole number of at least 1, got 0"):
         policies.get("budget:0.5").resolve(mlp, *mlp_args(), num_layers=0, target="cpu")
