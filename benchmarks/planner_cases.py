@@ -307,14 +307,19 @@ def _duel(
 ) -> Duel:
     stack, host = model.stack(objective), rival.figures.host_bytes
     least = min(r.time for p, r in named if p <= limit and r.figures.host_bytes <= host)
-    choices = stack.choices(host_bytes=host)
+    lines = lines_of(stack, host)
     others = [r.figures for _, r in named if r.figures.host_bytes <= host]
     for compiles in ALLOWED:
-        found = search(choices, limit, *looked_up(model, peaks), others, compiles)
+        found = search(lines, limit, *looked_up(model, peaks), others, compiles, stack.with_tail)
         time_ = _time(found.choice, objective) if found.fits else np.inf
         if time_ <= least * (1 + 1e-9):
             break
     return Duel(rival, limit, least, time_, compiles, found, found.fits and found.choice in others)
+
+
+def lines_of(stack: Stack, host_bytes: int = 0) -> list[tuple[Choice, ...]]:
+    """What the planner looks at."""
+    return [stack.choices(host_bytes), stack.tailed(host_bytes)]
 
 
 def looked_up(model: Model, peaks: Peaks) -> tuple[Callable[..., int], Callable[..., int]]:
@@ -326,11 +331,11 @@ SHARES = 0.1, 0.6
 
 def budgets(model: Model, peaks: Peaks) -> list[tuple[int, Found]]:
     """Memory between what full remat and keeping all need; no margin, two compiles."""
-    choices = model.stack("seconds").choices()
+    lines = lines_of(model.stack("seconds"))
     found = []
     with contextlib.suppress(OutOfTime):
         low, high = peaks.compiled(model, FULL), peaks.compiled(model, NONE)
         for share in SHARES:
             limit = int(low + share * (high - low))
-            found.append((limit, search(choices, limit, *looked_up(model, peaks))))
+            found.append((limit, search(lines, limit, *looked_up(model, peaks))))
     return found

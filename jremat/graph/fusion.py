@@ -29,7 +29,7 @@ def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
     if 0 < movers < len(readers) and op.name != "convert_element_type":
         return False  # a kernel that moves what it makes doesn't make again what others need too
     # Making it in each of its readers must not move more bytes than writing it once, nor repeat dear arithmetic.
-    if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes and not _few_tanh(op, rules):
+    if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes and not _few_tanh(op, readers, rules):
         return False
     if op.name == "exp" and len(readers) > 2 and 0 < _rows_summed(value) <= rules.few_rows:
         return False
@@ -69,11 +69,29 @@ def _made_with(name: str, op: Op, depth: int = 6) -> bool:
     return depth > 0 and op.name in FUSIBLE and any(_made_with(name, maker, depth - 1) for maker in same)
 
 
-def _few_tanh(op: Op, rules: Rules) -> bool:
-    """Whether an activation goes over few rows and elements: then it is taken twice."""
+def _few_tanh(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
+    """Whether an activation goes over few rows and elements: then it is taken twice, or once for all who read it.
+
+    Not where one of them comes after another, as in a replay of several layers: it waits in memory then.
+    """
     shape = op.outputs[0].aval.shape
     rows, elements = rules.few_tanh
-    return op.name == "tanh" and math.prod(shape[:-1]) <= rows and math.prod(shape) <= elements
+    few = op.name == "tanh" and math.prod(shape[:-1]) <= rows and math.prod(shape) <= elements
+    return few and not any(_leads_to(reader, readers - {reader}) for reader in readers)
+
+
+def _leads_to(op: Op, others: frozenset[Op]) -> bool:
+    """Whether one of the others reads, directly or not, what an operation makes."""
+    seen: set[Op] = set()
+    waiting = [op]
+    while waiting:
+        for user in (user for value in waiting.pop().outputs for user in value.users):
+            if user in others:
+                return True
+            if user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return False
 
 
 def _rows_summed(value: Value) -> int:

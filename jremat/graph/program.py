@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
+from jremat.graph.layouts import layout_of, transposed_within, turned_back, untransposed
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
 from jremat.graph.trace import device_bytes, inner_jaxprs, loop_parts, on_host, opened, scopes
@@ -86,7 +87,7 @@ class _Reader:
         for value in inputs:
             value.users.append(op)
         self.ops.append(op)
-        layout = _layout(op)
+        layout = layout_of(op)
         for value in op.outputs:
             value.layout = layout
         return op
@@ -103,10 +104,10 @@ class _Reader:
                 assert inputs[0].maker is not None, "what was narrowed before was made"
                 env[eqn.outvars[0]] = inputs[0].maker.inputs[0]
             elif (_passes_on(name, eqn) and not _between_memories(eqn)) or (
-                name == "transpose" and _turned_back(eqn, inputs[0])
+                name == "transpose" and turned_back(eqn, inputs[0])
             ):
                 env[eqn.outvars[0]] = inputs[0]
-            elif name in self.rules.entered:
+            elif name in self.rules.entered or _runs_once(eqn):
                 self._enter(eqn, inputs, env)
             else:
                 self._bind(eqn, inputs, env, call)
@@ -115,7 +116,7 @@ class _Reader:
         """Inputs in a layout that the operation can read: a copy stands before it where XLA can't do without."""
         name = eqn.primitive.name
         if name == "dot_general":
-            inputs = [_untransposed(v) for v in inputs]
+            inputs = [untransposed(v) for v in inputs]
             return [self._copy(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
         layouts = {v.layout for v in inputs}
         if name in FUSIBLE and "matmul" in layouts and layouts & self.rules.unlike_matmuls:
@@ -195,7 +196,9 @@ class _Reader:
         if sunk:
             inner = self.computation(body, sliced, carried, sunk, length)
         inputs = [
-            self._relaid(v, eqn, call) if cut and (v.layout in ("turned", "mixed") or _turns(v, slice_)) else v
+            self._relaid(v, eqn, call)
+            if cut and (v.layout in ("turned", "mixed") or transposed_within(v, slice_))
+            else v
             for cut, v, slice_ in zip(sliced, inputs, inner.inputs)
         ]
         zeros = self._zeros(eqn, call, [v.aval for v in eqn.outvars[carry:]])
@@ -240,31 +243,15 @@ class _Reader:
         return op.outputs
 
 
+def _runs_once(eqn: Any) -> bool:
+    """Whether an equation is a loop of one turn: XLA unrolls it. Its one slice of a stack is all of the stack."""
+    return eqn.primitive.name == "scan" and eqn.params["length"] == 1
+
+
 def _same(eqn: Any, inputs: list[Value]) -> Any:
     """What is equal for two equations that make the same value."""
     read = tuple(str(v) if isinstance(v, core.Literal) else id(value) for v, value in zip(eqn.invars, inputs))
     return eqn.primitive.name, read, str(eqn.outvars[0].aval), str(sorted(eqn.params.items(), key=lambda kv: kv[0]))
-
-
-def _layout(op: Op) -> str:
-    """How the result lies in memory, as far as it isn't as its shape says; see ``Value.layout``."""
-    if op.name == "dot_general":
-        return "matmul"
-    if op.name == "transpose":
-        given = op.inputs[0]
-        if given.layout != "matmul":
-            return ""
-        order = [axis for axis in op.eqn.params["permutation"] if op.eqn.invars[0].aval.shape[axis] != 1]
-        batch = 0
-        while batch < len(order) and order[batch] == sorted(order)[batch]:
-            batch += 1
-        # two axes change places: any matmul can read it; of three or more some can't
-        return "turned" if len(order) - batch <= 2 else "mixed"
-    if op.name not in FUSIBLE or not op.outputs:
-        return ""
-    size = math.prod(op.outputs[0].aval.shape)
-    found = {v.layout for v in op.inputs if math.prod(v.aval.shape) == size}
-    return next((layout for layout in ("settled", "mixed", "turned", "matmul") if layout in found), "")
 
 
 def _is_constant(value: Value) -> bool:
@@ -285,41 +272,6 @@ def _widened_back(eqn: Any, value: Value) -> bool:
     wide, narrow = maker.inputs[0].aval.dtype, value.aval.dtype
     real = jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(narrow, jnp.floating)
     return real and wide == eqn.outvars[0].aval.dtype and wide.itemsize > narrow.itemsize
-
-
-def _turned_back(eqn: Any, value: Value) -> bool:
-    """Whether a transpose moves nothing: of a turned value, or of a matmul that can read its operands swapped."""
-    if value.layout in ("turned", "mixed", "settled"):
-        return True
-    maker = value.maker
-    if maker is None or maker.name != "dot_general":
-        return False
-    (contracted, _), (batch, _) = maker.eqn.params["dimension_numbers"]
-    free = len(maker.eqn.invars[0].aval.shape) - len(contracted) - len(batch)
-    rank = len(eqn.invars[0].aval.shape)
-    return not batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
-
-
-def _untransposed(value: Value) -> Value:
-    """A matrix as it lies in memory: a matmul reads its rows as columns just as well."""
-    maker = value.maker
-    matrix = sum(n != 1 for n in value.aval.shape) <= 2
-    return maker.inputs[0] if maker is not None and maker.name == "transpose" and matrix else value
-
-
-def _turns(stack: Value, one: Value) -> bool:
-    """Whether a loop transposes a kept matmul's result before it reads it: then all of the stack is laid out anew."""
-    waiting = list(one.users)
-    while waiting:
-        op = waiting.pop()
-        if op.name == "transpose":
-            return stack.layout == "matmul"
-        if op.name == "slice of a stack":
-            waiting += op.outputs[0].users
-        elif op.name == "optimization_barrier":  # hands each value on
-            given = [value for value in op.inputs if value is one or value.maker in one.users]
-            waiting += [user for value in given for user in op.outputs[op.inputs.index(value)].users]
-    return False
 
 
 def _between_memories(eqn: Any) -> bool:

@@ -28,7 +28,7 @@ from jremat.plan.arguments import (
 from jremat.plan.program import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
-from jremat.plan.search import Found, PeakOf, peaks_between, search
+from jremat.plan.search import Found, PeakOf, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy
 from jremat.policy.counts import whole_number
@@ -112,7 +112,9 @@ def plan(
     wanted = _Wanted(f, args, num_layers, step)
     read = partial(_stack, wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep)
     stack = read(names_only)
-    choices = stack.choices(host_bytes, groups=num_layers is not None and not names_only)
+    lines = [stack.choices(host_bytes, groups=num_layers is not None and not names_only)]
+    if tail := stack.tailed(host_bytes):
+        lines.append(tail)
     # On several devices everything is cut; what is gathered from them is in the compiler's correction.
     traced = cache(predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices))
     compiled = cache(lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
@@ -126,10 +128,10 @@ def plan(
         for choice in (whole.choice(FULL), whole.choice(NONE), *named)
         if choice.host_bytes <= host_bytes and not whole.repeats_a_decision(choice.plan)
     ]
-    found = search(choices, limit, traced, confirm, allowed, max(compiles, 1))
+    found = search(lines, limit, traced, confirm, allowed, max(compiles, 1), stack.with_tail)
     base = _base_seconds(wanted, whole, kind) if chosen == "seconds" else None
-    point = partial(_point, seconds=chosen == "seconds")
-    frontier = _frontier(choices, peaks_between(choices, found.predicted), point)
+    point = partial(_point, found, seconds=chosen == "seconds")
+    frontier = _frontier((pair for line in found.lines for pair in line), point)
     beside = tuple(point(choice, traced(choice.plan)) for choice in named)
     result = _result(found, frontier, beside, whole, wanted, kind, memory_bytes, margin, chosen, base)
     if not found.fits:
@@ -223,20 +225,19 @@ def _understood(also: Iterable[Policy | LayerPlan], stack: Stack) -> Iterator[Ch
             continue
 
 
-def _frontier(
-    choices: tuple[Choice, ...], peaks: tuple[int, ...], point: Callable[[Choice, int], Point]
-) -> tuple[Point, ...]:
+def _frontier(peaks: Iterable[tuple[Choice, int]], point: Callable[[Choice, int], Point]) -> tuple[Point, ...]:
     """The choices of which no faster one needs as little."""
     points: list[Point] = []
-    for choice, peak in zip(choices, peaks, strict=True):
+    for choice, peak in sorted(peaks, key=lambda pair: (pair[0].recompute_seconds, pair[1])):
         if not points or peak < points[-1].predicted_peak_bytes:
             points.append(point(choice, peak))
     return tuple(points)
 
 
-def _point(choice: Choice, peak_bytes: int, seconds: bool) -> Point:
+def _point(found: Found, choice: Choice, peak_bytes: int, seconds: bool) -> Point:
     modelled = choice.recompute_seconds if seconds else None
-    return Point(choice.plan, choice.kept_bytes, peak_bytes, modelled, choice.recompute_flops)
+    expected = found.expected_bytes(choice, peak_bytes)
+    return Point(choice.plan, choice.kept_bytes, peak_bytes, expected, modelled, choice.recompute_flops)
 
 
 def _result(

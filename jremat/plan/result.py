@@ -62,6 +62,8 @@ class Point:
         plan: a policy for all layers, or a plan over them.
         kept_bytes: of all layers, over what full remat keeps, on all devices.
         predicted_peak_bytes: of the whole step.
+        expected_peak_bytes: the same, moved by what the compiler said of the plan that keeps about as much; the
+            compiler's own word where this plan was compiled.
         recompute_seconds: modelled, of all layers; None under an objective of FLOPs.
         recompute_flops: matmuls, of all layers.
     """
@@ -69,6 +71,7 @@ class Point:
     plan: Policy | LayerPlan
     kept_bytes: int
     predicted_peak_bytes: int
+    expected_peak_bytes: int
     recompute_seconds: float | None
     recompute_flops: int
 

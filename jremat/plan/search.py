@@ -1,6 +1,6 @@
 """The fastest choice that fits: predicted first, then shown by the compiler."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,20 @@ PeakOf = Callable[[Policy | LayerPlan], int]
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """A choice of which the compiler said what it needs.
+
+    Args:
+        choice: it.
+        predicted_peak_bytes, peak_bytes: before and after.
+    """
+
+    choice: Choice
+    predicted_peak_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
 class Found:
     """What a search came to.
 
@@ -21,54 +35,68 @@ class Found:
         predicted_peak_bytes: before anything was compiled.
         peak_bytes: compiled; None where nothing was.
         fits: whether it does.
-        predicted: place among the choices -> peak bytes, of those whose step was traced.
-        compiles: how many it took.
+        lines: every choice of every line with its predicted peak, traced or between two that were.
+        compiled: what the compiler was asked, in turn.
     """
 
     choice: Choice
     predicted_peak_bytes: int
     peak_bytes: int | None
     fits: bool
-    predicted: Mapping[int, int]
-    compiles: int
+    lines: tuple[tuple[tuple[Choice, int], ...], ...]
+    compiled: tuple[Compiled, ...]
+
+    @property
+    def compiles(self) -> int:
+        """How many it took."""
+        return len(self.compiled)
+
+    def expected_bytes(self, choice: Choice, predicted_peak_bytes: int) -> int:
+        """A choice's peak: the compiler's where it was compiled, else the prediction corrected."""
+        return _corrected(choice, predicted_peak_bytes, self.compiled)
+
+
+def _corrected(choice: Choice, predicted: int, compiled: Iterable[Compiled]) -> int:
+    """A prediction, moved by what the compiler said of the choice that keeps about as much."""
+    distance = lambda other: (other.choice.plan != choice.plan, abs(other.choice.kept_bytes - choice.kept_bytes))
+    near = min(compiled, key=distance, default=None)
+    return predicted if near is None else predicted + near.peak_bytes - near.predicted_peak_bytes
 
 
 def search(
-    choices: Sequence[Choice],
+    lines: Sequence[Sequence[Choice]],
     limit_bytes: int,
     predict: PeakOf,
     confirm: PeakOf | None,
     named: Sequence[Choice] = (),
     compiles: int = 2,
+    improved: Callable[[Choice], Choice | None] = lambda _: None,
 ) -> Found:
-    """The fastest of ``choices`` and ``named`` whose peak is at most ``limit_bytes``.
+    """The fastest choice, of the ``lines`` and of ``named``, whose peak is at most ``limit_bytes``.
 
-    Kept bytes fall along the choices, and the peak about with them: a line between traced choices says which one to
-    trace next. What the compiler says of one choice corrects the prediction of all by the difference, since what a
-    prediction misses (workspace, fragmentation) hardly depends on the plan: so the second compile is the last, but
-    where nothing has fitted yet, where more than 7% of the memory would be left over, or where a named choice is faster
-    and comes within 3% of the limit.
+    Kept bytes fall along a line, and the peak about with them: what lies between two traced choices is expected to lie
+    between their peaks, which says which one to trace next. What the compiler says of one choice corrects the
+    prediction of all by the difference, since what a prediction misses (workspace, fragmentation) hardly depends on the
+    plan: so the second compile is the last, but where nothing has fitted yet, where more than 7% of the memory would be
+    left over, or where a named choice is faster and comes within 3% of the limit.
 
     Args:
-        choices: fastest first, kept bytes falling; at least one.
+        lines: each fastest first, kept bytes falling; at least one, of at least one choice.
         limit_bytes: for the whole step.
         predict: without a compile.
         confirm: by the compiler; None: the prediction is the answer. Where it is there, nothing fits before it says so.
         named: further choices, in any order, e.g. policies by name.
         compiles: to spend where one of them fits and uses the memory; six at most, and one for each named choice that
-            is faster and near.
+            is faster and near, and one more where a named choice is the answer.
+        improved: of a choice that fits, another that is faster and may need no more; None: there is none.
 
     >>> from jremat.policy import FULL
     >>> choices = [Choice(FULL, kept, 0, 10 - kept, 0) for kept in (9, 6, 3, 0)]
-    >>> found = search(choices, 105, lambda plan: 100, lambda plan: 104)
+    >>> found = search([choices], 105, lambda plan: 100, lambda plan: 104)
     >>> found.choice.kept_bytes, found.peak_bytes, found.compiles
     (9, 104, 1)
     """
-    plans = {choice.plan for choice in choices}
-    others = {choice.plan: choice for choice in named if choice.plan not in plans}
-    state = _Search([*choices, *others.values()], len(choices), predict)
-    for end in (0, len(choices) - 1):
-        state.traced(end)
+    state = _Search(lines, named, predict)
     if confirm is None:
         place = state.next_place(limit_bytes)
         if place is None:
@@ -94,20 +122,27 @@ def search(
                 break
         if place is None:
             break
-        state.compiled[place] = confirm(state.choices[place].plan)
+        state.confirmed(place, confirm)
     best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
     for place in state.order:  # no policy by name is passed over for a prediction that was a little too high
         if place == best or (best is not None and state.seconds(place) >= state.seconds(best)):
             break
         if (
-            place >= state.own
+            state.line[place] is None
             and place not in state.compiled
             and not state.hopeless(place, int(_PASSED_OVER * limit_bytes))
         ):
-            state.compiled[place] = confirm(state.choices[place].plan)
+            state.confirmed(place, confirm)
             if state.compiled[place] <= limit_bytes:
                 best = place
                 break
+    if best is not None and (len(state.compiled) < compiles or state.line[best] is None):
+        better = improved(state.choices[best])
+        if better is not None:
+            place = state.place_of(better)
+            if place not in state.compiled and state.expected(place) <= _HAIR * limit_bytes:
+                state.confirmed(place, confirm)
+                best = place if state.compiled[place] <= limit_bytes else best
     least = min(state.compiled, key=state.compiled.__getitem__)
     return state.found(least if best is None else best, best is not None)
 
@@ -121,30 +156,59 @@ half are predicted to within 0.3%, and what is left of that after a correction i
 class _Search:
     """What is known of each choice's peak so far."""
 
-    def __init__(self, choices: Sequence[Choice], own: int, predict: PeakOf):
-        self.choices, self.own, self.predict = choices, own, predict
-        self.order = sorted(range(len(choices)), key=lambda k: (choices[k].recompute_seconds, k))
+    def __init__(self, lines: Sequence[Sequence[Choice]], named: Iterable[Choice], predict: PeakOf):
+        placed: dict[Policy | LayerPlan, tuple[Choice, int | None]] = {}  # each plan once, in its first line
+        for k, line in enumerate(lines):
+            for choice in line:
+                placed.setdefault(choice.plan, (choice, k))
+        for choice in named:
+            placed.setdefault(choice.plan, (choice, None))
+        self.choices = [choice for choice, _ in placed.values()]
+        self.line = [k for _, k in placed.values()]
+        self.predict = predict
+        self.order = sorted(range(len(self.choices)), key=lambda k: (self.choices[k].recompute_seconds, k))
         self.predicted: dict[int, int] = {}
         self.compiled: dict[int, int] = {}
+        self.peak: dict[int, int] = {}
+        self.lines = [[place for place, own in enumerate(self.line) if own == k] for k in range(len(lines))]
+        for places in self.lines:
+            for end in places[:1] + places[-1:]:
+                self.traced(end)
+
+    def place_of(self, choice: Choice) -> int:
+        """The place of a choice, which is added where it has none."""
+        known = next((k for k, other in enumerate(self.choices) if other.plan == choice.plan), None)
+        if known is None:
+            self.choices.append(choice)
+            self.line.append(None)
+        return len(self.choices) - 1 if known is None else known
 
     def traced(self, place: int) -> int:
         if place not in self.predicted:
-            self.predicted[place] = self.predict(self.choices[place].plan)
+            self.predicted[place] = self.peak[place] = self.predict(self.choices[place].plan)
+            own = self.line[place]
+            if own is not None:
+                self._draw(self.lines[own])
         return self.predicted[place]
+
+    def _draw(self, places: Sequence[int]) -> None:
+        """A peak for every choice of a line: what lies between two that were traced lies between their peaks."""
+        known = [place for place in reversed(places) if place in self.predicted]  # fewest kept bytes first
+        kept = lambda some: [self.choices[place].kept_bytes for place in some]
+        between = np.interp(kept(places), kept(known), [self.predicted[place] for place in known])
+        self.peak |= {k: self.predicted.get(k, int(peak)) for k, peak in zip(places, between)}
+
+    def confirmed(self, place: int, confirm: PeakOf) -> None:
+        self.traced(place)
+        self.compiled[place] = confirm(self.choices[place].plan)
 
     def expected(self, place: int) -> int:
         """Peak bytes, corrected by what the compiler said of the choice that keeps about as much."""
-        if place in self.predicted or place >= self.own:
-            peak = self.traced(place)
-        else:
-            peak = peaks_between(self.choices[: self.own], self.frontier())[place]
-        kept = self.choices[place].kept_bytes
-        near = min(self.compiled, key=lambda k: abs(self.choices[k].kept_bytes - kept), default=None)
-        return peak if near is None else peak + self.compiled[near] - self.traced(near)
+        peak = self.traced(place) if self.line[place] is None else self.peak[place]
+        return _corrected(self.choices[place], peak, self.proofs())
 
-    def frontier(self) -> dict[int, int]:
-        """The traced peaks of the choices along which kept bytes fall."""
-        return {k: peak for k, peak in self.predicted.items() if k < self.own}
+    def proofs(self) -> tuple[Compiled, ...]:
+        return tuple(Compiled(self.choices[k], self.predicted[k], peak) for k, peak in self.compiled.items())
 
     def seconds(self, place: int) -> float:
         """What it recomputes, in the unit of the cost."""
@@ -178,17 +242,5 @@ class _Search:
 
     def found(self, place: int, fits: bool) -> Found:
         peak = self.compiled.get(place)
-        return Found(self.choices[place], self.traced(place), peak, fits, self.frontier(), len(self.compiled))
-
-
-def peaks_between(choices: Sequence[Choice], predicted: Mapping[int, int]) -> tuple[int, ...]:
-    """A peak for every choice: the traced ones, and a line in kept bytes between them.
-
-    >>> from jremat.policy import FULL
-    >>> peaks_between([Choice(FULL, kept, 0, 0, 0) for kept in (9, 6, 0)], {0: 190, 2: 100})
-    (190, 160, 100)
-    """
-    places = sorted(predicted, reverse=True)  # fewest kept bytes first, as interpolation wants them
-    kept = [choice.kept_bytes for choice in choices]
-    line = np.interp(kept, [kept[k] for k in places], [predicted[k] for k in places])
-    return tuple(predicted.get(k, int(peak)) for k, peak in enumerate(line))
+        lines = tuple(tuple((self.choices[k], self.peak[k]) for k in places) for places in self.lines)
+        return Found(self.choices[place], self.traced(place), peak, fits, lines, self.proofs())

@@ -4,6 +4,9 @@ For one budget over equal layers two neighbouring choices of the convex frontier
 rest under the other: the linear program over shares of layers has one constraint beside "all layers", so a best corner
 has at most two of them. The layers that keep least come first: the last ones are taken back first, and their memory is
 free before the others'. Below what full remat needs come groups, then binomial schedules.
+
+The very last layer's activations are all there when its backward pass begins, whatever its policy says. Where the peak
+is there, keeping them costs nothing: so each mix is worth a second look with a last layer that recomputes nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -114,6 +117,36 @@ class Stack:
             found += [self.choice(plan) for plan in self._below_full() if not self.repeats_a_decision(plan)]
         return _worth_a_look(found)
 
+    def tailed(self, host_bytes: int = 0) -> tuple[Choice, ...]:
+        """The mixes again, each with a last layer that recomputes nothing; none where there is one layer."""
+        if self.num_layers == 1:
+            return ()
+        points = self._points(host_bytes)
+        pairs = [(point, self.block.policy(point)) for point in points]
+        tail = (1, *pairs[-1])
+        layers = self.num_layers - 1
+        found = [self._mixed((layers, *pair), tail) for pair in pairs[:-1]]
+        for low, high in pairwise(pairs[:-1]):
+            found += [self._mixed((first, *low), (layers - first, *high), tail) for first in range(1, layers)]
+        return _worth_a_look(found)
+
+    def with_tail(self, choice: Choice) -> Choice | None:
+        """The same with a last layer that recomputes nothing.
+
+        None where its last layer is such a one already, and of patterns, groups and schedules.
+        """
+        plan = choice.plan
+        whole = LayerPlan((Segment((plan,)),), label=plan.spec) if isinstance(plan, Policy) else plan
+        segments = whole.resolve(self.num_layers)
+        if self.num_layers == 1 or any(s.group > 1 or s.slots is not None or len(s.pattern) > 1 for s in segments):
+            return None
+        tail = self._points(0)[-1]
+        *first, (policy, layers) = [(s.pattern[0], s.repeats or 0) for s in segments]
+        if self.block.outcome(policy).recompute_seconds <= tail.recompute_seconds:
+            return None
+        parts = [(layers, policy) for policy, layers in (*first, (policy, layers - 1)) if layers]
+        return self.choice(mixed([*parts, (1, self.block.policy(tail))]))
+
     def repeats_a_decision(self, plan: Policy | LayerPlan) -> bool:
         """Whether a plan makes again what must not be made twice."""
         nodes = self.block.problem.nodes
@@ -127,18 +160,21 @@ class Stack:
 
     def _mixes(self, host_bytes: int) -> Iterator[Choice]:
         yield from (self.choice(plan) for plan in (FULL, NONE) if not self.repeats_a_decision(plan))
-        budget = host_bytes // self.num_layers
-        points = with_host(self.block, budget) if budget else convex_frontier(self.block.problem)
-        policies = [self.block.policy(point) for point in points]
-        pairs = [*zip(points, policies)]
+        points = self._points(host_bytes)
+        pairs = [(point, self.block.policy(point)) for point in points]
         for point, policy in pairs:
             yield self._mixed((self.num_layers, point, policy))
-        if not budget:  # between the frontier's corners too: mixes are coarse where layers are few
+        if host_bytes < self.num_layers:  # between the frontier's corners too: mixes are coarse where layers are few
             for point in between(self.block, points):
                 yield self._mixed((self.num_layers, point, self.block.policy(point)))
         for low, high in pairwise(pairs):
             for first in range(1, self.num_layers):
                 yield self._mixed((first, *low), (self.num_layers - first, *high))
+
+    def _points(self, host_bytes: int) -> Sequence[Outcome]:
+        """The best choices for one layer, fewest kept bytes first."""
+        budget = host_bytes // self.num_layers
+        return with_host(self.block, budget) if budget else convex_frontier(self.block.problem)
 
     def _mixed(self, *parts: tuple[int, Outcome, Policy]) -> Choice:
         return Choice(

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -148,7 +148,8 @@ class Group:
             g, boundary = given
             boundary = from_host(boundary) if self.host else boundary
             if self.repeats == 1:  # a loop of one turn is unrolled, and XLA would merge the replay with the forward
-                boundary = lax.optimization_barrier(boundary)
+                boundary, carry = _in_turn(lax.optimization_barrier(boundary), gradients.carry)
+                gradients = replace(gradients, carry=carry)
             with jax.named_scope("rematted_computation"):
                 _, kept = forward_all(self.inside, weights, start + g * self.size, boundary)
             return backward_all(self.inside, weights, start + g * self.size, kept, gradients), None
@@ -257,13 +258,13 @@ def backward_all(
     return gradients
 
 
-def _in_turn(i: Any, gradients: Gradients) -> tuple[Any, Gradients]:
-    """The number of the layer to take back next, known once the gradients behind it are written.
+def _in_turn(start: Any, gradients: Any) -> tuple[Any, Any]:
+    """What the next backward pass starts from (its layer's number, a replay's input), once the gradients are there.
 
-    Where two layers stand in one body, XLA else fetches the parameters of both at once, and writes the gradients of
-    both at the end.
+    Where two layers stand in one body, XLA else fetches the parameters of both at once, writes the gradients of both
+    at the end, and replays a group while the loss's memory is still held.
     """
-    given = jnp.asarray(i), gradients
+    given = jax.tree.map(jnp.asarray, start), gradients
     tied = lax.optimization_barrier(given)
     # In a shard_map older JAX takes all that a barrier hands on as different from device to device: none there, then.
     kept = all(jax.typeof(a) == jax.typeof(b) for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(tied)))

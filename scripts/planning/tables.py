@@ -31,12 +31,12 @@ def of_kept(answer: Answer) -> Table:
 def of_frontier(answer: Answer) -> Table:
     """The frontier, thinned, with the named policies in their places, most memory first.
 
-    Peaks are predicted and, where the chosen plan was compiled, moved by what the compiler says of that one.
+    Peaks are predicted and, where plans were compiled, moved by what the compiler says of the nearest of them.
     """
     plan = answer.plan
     title = "frontier, predicted; named policies under the same cost model"
     if plan.peak_bytes is not None:
-        title += "; moved by what the compiler says of the chosen"
+        title += "; moved by what the compiler says of the nearest that it was asked"
     table = Table(title=title, title_justify="left")
     table.add_column("plan", overflow="fold")
     seconds = plan.objective == "seconds"
@@ -44,12 +44,12 @@ def of_frontier(answer: Answer) -> Table:
         table.add_column(head, justify="right")
     rows = [(point, "named") for point in plan.beside] + [(point, "") for point in thinned(plan)]
     own = any(point.plan == plan.policy for point in plan.frontier)
-    for point, kind in sorted(rows, key=lambda row: -expected_bytes(plan, row[0])):
+    for point, kind in sorted(rows, key=lambda row: -row[0].expected_peak_bytes):
         chosen = point.plan == plan.policy and not (kind and own)
         notes = [note for note in (kind, "chosen" * chosen) if note]
         cells = [
             (f"[bold]{words(point)}[/]" if chosen else words(point)) + (f" ({', '.join(notes)})" if notes else ""),
-            human(expected_bytes(plan, point)),
+            human(point.expected_peak_bytes),
             fits(plan, point),
             f"{point.recompute_flops / max(plan.forward_flops, 1):.1%}",
         ]
@@ -61,18 +61,9 @@ def of_frontier(answer: Answer) -> Table:
     return table
 
 
-def expected_bytes(plan: Plan, point: Point) -> int:
-    """A point's peak: the compiler's for the chosen plan, and moved by its distance from the prediction for others."""
-    if plan.peak_bytes is None:
-        return point.predicted_peak_bytes
-    if point.plan == plan.policy:
-        return plan.peak_bytes
-    return point.predicted_peak_bytes + plan.peak_bytes - plan.predicted_peak_bytes
-
-
 def fits(plan: Plan, point: Point) -> str:
     """Whether a point fits, for a table; what is faster than the chosen plan was not shown to, or it would be that."""
-    within = expected_bytes(plan, point) <= plan.hbm_bytes * (1 - plan.margin)
+    within = point.expected_peak_bytes <= plan.hbm_bytes * (1 - plan.margin)
     if plan.peak_bytes is None or not within:
         return "yes" if within else "no"
     if point.plan == plan.policy:

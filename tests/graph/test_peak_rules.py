@@ -136,3 +136,28 @@ def test_an_activation_of_few_rows_is_taken_twice(rows, width, written):
 
     found = kernels(f, shape(rows, width), shape(width, 8))
     assert len(named(found, "tanh")) == written
+
+
+def test_an_activation_waits_for_a_reader_that_comes_after_another():
+    """As in a replay of two layers, where the first one's is read forward, and again backward after the second's."""
+
+    def f(x, w):
+        a = jnp.tanh(x)
+        forward = (a * x) @ w
+        return (a * a * jnp.sin(forward)) @ w
+
+    assert len(named(kernels(f, shape(4096, 128), shape(128, 128)), "tanh")) == 1
+
+
+def test_a_loop_of_one_turn_is_no_loop():
+    """XLA unrolls it: what it carries isn't held twice, and its stack of one slice is that slice."""
+
+    def f(x, w):
+        turn = lambda c, w: (jnp.sin(c @ w), c @ c)
+        return lax.scan(turn, x, w[None])
+
+    unrolled = lambda x, w: (jnp.sin(x @ w), (x @ x)[None])
+    found = kernels(f, x, x)
+    assert not named(found, "scan") and [k.op.name for k in found] == [k.op.name for k in kernels(unrolled, x, x)]
+    of = lambda g: traced_peak(jax.jit(g), x, x, jax_version="0.10.2").peak_bytes
+    assert of(f) == of(unrolled) == 5 * SQUARE + 16  # two arguments, a product to take the sine of, two results' table

@@ -178,9 +178,9 @@ def test_planning_is_said_once_and_on_stderr(capsys):
 
 def shown(peak_bytes: int | None, chosen: str = "save:b") -> dict[str, tuple[str, str]]:
     """Plan -> (peak, fits) of a table whose frontier was predicted at 30, 26 and 20 MiB, for 32 MiB."""
-    mebi = 2**20
+    mebi, moved = 2**20, 0 if peak_bytes is None else peak_bytes - 26
     points = [
-        Point(policies.get(spec), 0, size * mebi, None, flops)
+        Point(policies.get(spec), 0, size * mebi, (size + moved) * mebi, None, flops)
         for spec, size, flops in (("save:a", 30, 0), ("save:b", 26, 5), ("full", 20, 9))
     ]
     predicted = next(p.predicted_peak_bytes for p in points if p.spec == chosen)

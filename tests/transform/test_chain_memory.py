@@ -12,6 +12,7 @@ from jremat.policy import tag
 from jremat.transform.chain import stack
 from jremat.transform.groups import gradient_step
 from jremat.transform.scan import scan_stack
+from tests.models.counting import equations
 
 L, B, S, H = 32, 4, 256, 512
 DOTS = "dots_with_no_batch_dims_saveable"
@@ -72,3 +73,19 @@ def test_boundaries_go_to_the_host():
     with pytest.warns(UserWarning, match="the cpu backend ignores"):  # of this machine's backend, not of the target
         found = compiled("chain", "every_k:4,offload_inputs")
     assert found.host_bytes == L // 4 * STATE
+
+
+def test_a_last_group_is_replayed_after_the_losss_backward_pass():
+    """The replay of a group that runs once stands outside of a loop: without a tie it could run at any time before."""
+    w, x = jnp.ones((5, 4, 4)), jnp.ones((2, 4))
+    loss = lambda w: stack(lambda w, x: jnp.tanh(x @ w), policies.get("every_k:2"), num_layers=5)(w, x).sum()
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(w).jaxpr
+    (last,) = [
+        eqn for eqn, _ in equations(jaxpr)
+        if eqn.primitive.name == "scan" and eqn.params["length"] == 1 and eqn.params["reverse"]
+        and any(inner.primitive.name == "scan" for inner in eqn.params["jaxpr"].jaxpr.eqns)
+    ]  # fmt: skip
+    body = last.params["jaxpr"].jaxpr
+    ties = [eqn for eqn in body.eqns if eqn.primitive.name == "optimization_barrier"]
+    gradient = body.invars[last.params["num_consts"]]
+    assert any(gradient in eqn.invars for eqn in ties), "the replay's input is there once the gradient is"
