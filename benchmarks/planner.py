@@ -5,7 +5,7 @@
 Whole training steps (AdamW, state donated) compiled for a described H200, XLA's own remat pass off, nothing run; times
 are modelled by the planner's roofline. Peaks lie in benchmarks/planner.json, which a further run continues (after
 --minutes nothing further is compiled, and the tables speak of what is there): delete it where models or planner change.
-The whole takes about half an hour of two quiet cores.
+The whole takes about two hours of one quiet core.
 """
 
 import statistics
@@ -28,7 +28,7 @@ import jax
 import numpy as np
 import tyro
 
-from benchmarks.planner_cases import ALLOWED, MODELS, OBJECTIVES, Duel, Model, OutOfTime, Peaks, budgets, duels
+from benchmarks.planner_cases import ALLOWED, MODELS, OBJECTIVES, SHARES, Duel, Model, OutOfTime, Peaks, budgets, duels
 from jremat.plan.baselines import BASELINES
 from jremat.plan.block import Budget, best
 from jremat.plan.cut import convex_frontier
@@ -39,12 +39,13 @@ MIB = 2**20
 ATTENTION = {"dot": "materialised", "blockwise": "fused"}
 
 
-def main(minutes: float = 1e6, most: int = 8, first: int = 8) -> None:
+def main(minutes: float = 1e6, most: int = 100, first: int = 8) -> None:
     """Write the tables to stdout.
 
     Args:
         minutes: after these nothing further is compiled.
-        most: named policies to compile for each model, spread from the leanest to the one that keeps most.
+        most: named policies to compile for each model, spread from the leanest to the one that keeps most; there are
+            about thirty that come to different programs.
         first: so many of the models.
     """
     peaks, models = Peaks(time.time() + 60 * minutes), MODELS[:first]
@@ -82,10 +83,16 @@ def main(minutes: float = 1e6, most: int = 8, first: int = 8) -> None:
         table(f"Beside named policies, objective {objective}", head, named(fought[objective]), note)
         head = ("model", "named policy", "its peak MiB", "host bytes", "least named", "planned")
         table(f"Where it fell short, objective {objective}", head, short(fought[objective]))
-    found = {m: [(d.limit_bytes, d.answer) for o in OBJECTIVES for d in fought[o][m]] + given[m] for m in models}
-    head = ("model", "cases", "over the budget", "nothing fitted", "compiles, mean", "most", "must be")
-    note = "No margin at all."
-    table("Budgets", head, kept_to(found), note)
+    head = ("model", "cases", "over the budget", "nothing fitted", "compiles, mean", "most", "over two", "must be")
+    note = (
+        f"At {', '.join(f'{share:.0%}' for share in SHARES)} of the way from full's peak to none's. No margin at all."
+    )
+    table("Budgets", head, kept_to(given, "over: 0; compiles: 2; at least 60 cases"), note)
+    note = (
+        "A named policy's own peak, which nothing below it may miss by a byte: each faster one that is near is tried."
+    )
+    found = {m: [(d.limit_bytes, d.answer) for o in OBJECTIVES for d in fought[o][m]] for m in models}
+    table("Budgets at the peaks of named policies", head, kept_to(found, "over: 0"), note)
     head = ("model", "traced", "rises", "largest, MiB", "planner's line rises", "must be")
     table("Predicted peak along the frontier, as kept bytes fall", head, falling(traced))
     head = ("attention", "programs", "median", "median size", "most under", "most over")
@@ -202,14 +209,13 @@ def short(fought: dict[Model, list[Duel]]) -> Iterator[tuple[Any, ...]]:
                 yield model.title, f"`{d.rival.spec}`", d.limit_bytes // MIB, host, f"{d.named:.4g}", planned
 
 
-def kept_to(found: dict[Model, list[tuple[int, Found]]]) -> Iterator[tuple[Any, ...]]:
+def kept_to(found: dict[Model, list[tuple[int, Found]]], must: str) -> Iterator[tuple[Any, ...]]:
     every = [case for cases in found.values() for case in cases]
     for title, cases in [*((m.title, cases) for m, cases in found.items() if cases), ("**all**", every)]:
         over = sum(answer.fits and (answer.peak_bytes or 0) > limit for limit, answer in cases)
         compiles = [answer.compiles for _, answer in cases]
-        must = "over: 0; at least 60 cases" if cases is every else "over: 0"
-        nothing = sum(not answer.fits for _, answer in cases)
-        yield title, len(cases), over, nothing, f"{statistics.mean(compiles):.1f}", max(compiles), must
+        nothing, beyond = sum(not answer.fits for _, answer in cases), sum(n > ALLOWED[0] for n in compiles)
+        yield title, len(cases), over, nothing, f"{statistics.mean(compiles):.1f}", max(compiles), beyond, must
 
 
 def frontier(model: Model, peaks: Peaks, points: int = 6) -> list[int]:

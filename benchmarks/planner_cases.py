@@ -284,7 +284,7 @@ def duels(model: Model, objective: str, peaks: Peaks, most: int) -> list[Duel]:
         most: named policies, spread from the leanest to the one that keeps most.
     """
     field = rivals(model, objective)
-    chosen = spread([r for r in field if not r.figures.host_bytes], most)
+    chosen = spread(field, most)
     peaks.within(peaks.compiled, [(model, rival.plan) for rival in chosen])
     named = [(peaks.known(model, rival.plan), rival) for rival in field]
     named = [(peak, rival) for peak, rival in named if peak is not None]
@@ -326,16 +326,18 @@ def looked_up(model: Model, peaks: Peaks) -> tuple[Callable[..., int], Callable[
     return lambda plan: peaks.traced(model, plan), lambda plan: peaks.compiled(model, plan)
 
 
-SHARES = 0.1, 0.6
+SHARES = 0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95
 
 
 def budgets(model: Model, peaks: Peaks) -> list[tuple[int, Found]]:
-    """Memory between what full remat and keeping all need; no margin, two compiles."""
+    """Memory between what full remat and keeping all need; no margin, two compiles, no policies by name beside."""
     lines = lines_of(model.stack("seconds"))
     found = []
     with contextlib.suppress(OutOfTime):
         low, high = peaks.compiled(model, FULL), peaks.compiled(model, NONE)
         for share in SHARES:
             limit = int(low + share * (high - low))
-            found.append((limit, search(lines, limit, *looked_up(model, peaks))))
+            found.append(
+                (limit, search(lines, limit, *looked_up(model, peaks), improved=model.stack("seconds").with_tail))
+            )
     return found

@@ -1,7 +1,7 @@
 """What a planner is asked, checked: one line for what it can't use."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -65,6 +65,64 @@ def checked_tags(keep: Any) -> tuple[str, ...]:
     if isinstance(keep, str) or not isinstance(keep, Iterable) or not all(isinstance(tag, str) for tag in keep):
         raise ValueError(f"keep: expected tags in a list, got {keep!r}")
     return tuple(keep)
+
+
+def check_functions(**given: Any) -> None:
+    """Refuse what should be functions, or left out, and isn't.
+
+    Raises:
+        ValueError: one is neither callable nor None.
+    """
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise ValueError(f"{name}: expected a function, got {value!r}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what should be True or False and isn't.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
+def checked_step(made: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What a caller's ``step`` returns, checked.
+
+    Raises:
+        ValueError: it is no pair of a function and the shapes of its arguments.
+    """
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], tuple | list):
+        raise ValueError(f"step: expected to return the step and a tuple of its arguments' shapes, got {made!r}")
+    return made[0], tuple(made[1])
+
+
+def checked_peak(predicted: Any) -> int:
+    """What a caller's ``predict`` returns, checked.
+
+    Raises:
+        ValueError: it is no number of bytes.
+    """
+    number = isinstance(predicted, int | float | np.number) and not isinstance(predicted, bool)
+    if not number or not math.isfinite(predicted) or predicted < 0:
+        raise ValueError(f"predict: expected to return bytes, a number of at least 0, got {predicted!r}")
+    return int(predicted)
+
+
+def checked_costs(costs: Any, operations: int) -> tuple[float, ...]:
+    """What a ``cost`` says of a graph, checked.
+
+    Raises:
+        ValueError: it isn't one finite number of at least 0 for each operation.
+    """
+    found = tuple(costs) if isinstance(costs, Iterable) else None
+    numbers = found is not None and all(isinstance(c, int | float | np.number) and 0 <= c < math.inf for c in found)
+    if found is None or not numbers or len(found) != operations:
+        what = f"{len(found)} of them" if found is not None and numbers else repr(costs)
+        raise ValueError(f"cost: expected {operations} costs of at least 0, one for each operation, got {what}")
+    return found
 
 
 def known_objective(objective: Objective | None, cost: Cost | None, kind: Target) -> Objective:

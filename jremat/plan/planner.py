@@ -19,8 +19,12 @@ from jremat.measure import target as find_target
 from jremat.measure.memory import versions
 from jremat.plan.arguments import (
     Objective,
+    check_flag,
+    check_functions,
     check_margin,
+    checked_peak,
     checked_policies,
+    checked_step,
     checked_tags,
     known_bytes,
     known_objective,
@@ -62,7 +66,8 @@ def plan(
 
     What is kept in a block is chosen exactly, by a 0/1 program on the program that a recompute runs; over the layers
     two neighbouring choices of its frontier are mixed; below full remat layers share a replay. The peak of the whole
-    step is predicted from its program and confirmed by the compiler.
+    step is predicted from its program and confirmed by the compiler. On a target of several devices parameters count as
+    cut as FSDP cuts them: replays of whole layers then wait for them once more.
 
     Args:
         f: the forward function. With ``num_layers`` a block ``block(layer_parameters, carry, *shared)`` to the next
@@ -83,8 +88,8 @@ def plan(
             argmax) is made from never is. No plan is chosen that makes one again, full remat and groups among them.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
-        compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, or over 7% of the memory
-            would be left over, and one on each of ``also`` that is faster and near. 0: the prediction is the answer.
+        compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, and one on each of
+            ``also`` that is faster and near, one more where that is the answer. 0: the prediction is the answer.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
@@ -92,7 +97,8 @@ def plan(
 
     Raises:
         DoesNotFit: a ValueError that says by how much, with the leanest plan.
-        ValueError: an argument out of range; a target whose memory or chip is unknown, where that is needed.
+        ValueError: an argument out of range, or a function that returns something else than is asked of it; a target
+            whose memory or chip is unknown, where that is needed.
 
     >>> block = lambda w, x: jnp.tanh(x @ w)
     >>> w, x = jnp.ones((64, 64)), jnp.ones((512, 64))
@@ -107,6 +113,8 @@ def plan(
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1, MAX_LAYERS)
     host_bytes, compiles = whole_number("host_bytes", host_bytes, 0), whole_number("compiles", compiles, 0)
     check_margin(margin)
+    check_functions(step=step, predict=predict, cost=cost)
+    check_flag("names_only", names_only)
     also, keep = checked_policies(also, num_layers), checked_tags(keep)
     chosen = known_objective(objective, cost, kind)
     wanted = _Wanted(f, args, num_layers, step)
@@ -115,8 +123,9 @@ def plan(
     lines = [stack.choices(host_bytes, groups=num_layers is not None and not names_only)]
     if tail := stack.tailed(host_bytes):
         lines.append(tail)
-    # On several devices everything is cut; what is gathered from them is in the compiler's correction.
-    traced = cache(predict or (lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices))
+    # On several devices everything is cut; the memory for what is gathered is in the compiler's correction.
+    own = lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices
+    traced = cache(lambda plan: checked_peak((predict or own)(plan)))
     compiled = cache(lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
     confirm = compiled if compiles else None
     limit = int(memory_bytes * (1 - margin))
@@ -164,7 +173,7 @@ class _Wanted:
     def step(self, plan: Policy | LayerPlan) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The whole step under a plan."""
         if self.step_of is not None:
-            return self.step_of(plan)
+            return checked_step(self.step_of(plan))
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), self.args)
         if self.num_layers is None:
             assert isinstance(plan, Policy), "a function without layers has one policy"
@@ -202,18 +211,31 @@ def _stack(
         fetched=0 if wanted.num_layers is None else 1,
         host_link_bytes_per_second=(link if cost is not matmul_flops else np.inf) if host_bytes else None,
     )
-    out = jax.eval_shape(wanted.f, *wanted.args)
-    carry = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(out) if hasattr(leaf.dtype, "itemsize"))
-    return Stack(block, wanted.num_layers or 1, carry)
+    carry = _nbytes(jax.eval_shape(wanted.f, *wanted.args))
+    fetch = 0.0
+    if wanted.num_layers is not None and kind.num_devices > 1 and kind.chip and cost is not matmul_flops:
+        # Every device gets what it hasn't, in 16 bits; in the unit of a cost, the seconds of all devices.
+        halves = sum(leaf.size * 2 for leaf in jax.tree.leaves(wanted.args[0]))
+        fetch = halves * (kind.num_devices - 1) / kind.chip.chip_link_bytes_per_second
+    return Stack(block, wanted.num_layers or 1, carry, fetch)
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if hasattr(leaf.dtype, "itemsize"))
 
 
 def _base_seconds(wanted: _Wanted, stack: Stack, kind: Target) -> float | None:
-    """Modelled seconds of the whole step without recompute."""
+    """Modelled seconds of the whole step without recompute.
+
+    On several devices the layers' parameters are gathered twice and their gradients scattered once beside the
+    arithmetic: the longer of the two counts.
+    """
     if kind.chip is None:
         return None
     function, shapes = wanted.step(FULL)
     whole = Roofline(kind.chip).total(trace(function, *shapes)) / kind.num_devices
-    return max(0.0, whole - stack.choice(FULL).recompute_seconds / kind.num_devices)
+    arithmetic = max(0.0, whole - stack.choice(FULL).recompute_seconds / kind.num_devices)
+    return max(arithmetic, 3 * stack.num_layers * stack.fetch_seconds / kind.num_devices)
 
 
 def _understood(also: Iterable[Policy | LayerPlan], stack: Stack) -> Iterator[Choice]:

@@ -12,6 +12,7 @@ from jremat.graph import Graph
 from jremat.graph.arguments import take_apart
 from jremat.graph.evaluate import evaluate
 from jremat.graph.trace import Program, capture, graph_of
+from jremat.plan.arguments import checked_costs
 from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
 from jremat.policy import FULL, OFFLOAD, SAVE, Policy
@@ -105,7 +106,7 @@ def read_block(
         host_link_bytes_per_second: one direction; None: nothing is offloaded.
 
     Raises:
-        ValueError: a name in ``keep`` that no value bears.
+        ValueError: a name in ``keep`` that no value bears; a cost that isn't a number for each operation.
 
     >>> block = read_block(lambda x, w: jnp.sin(x @ w) @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), cost=lambda graph:
     ...                    tuple(op.matmul_flops for op in graph.ops))
@@ -123,11 +124,12 @@ def read_block(
     places = _without_fetched(places, graph, own) if own else places
     flat = _forward(program, {} if names_only else {c.value.id: c.mark for c in places.values() if not c.inside})
     residuals = graph_of(Program(flat.jaxpr, tuple(flat.consts), None, ()), SELECTABLE)
-    nodes = _nodes(residuals, flat.jaxpr, cost(residuals), places, frozenset(keep))
+    costs = checked_costs(cost(residuals), len(residuals.ops))
+    nodes = _nodes(residuals, flat.jaxpr, costs, places, frozenset(keep))
     nodes = _decisions_kept(nodes, [TOP_K.name in op.families for op in residuals.ops])
     tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in flat.jaxpr.eqns]
     nodes, aliases = _without_doubles(nodes, tags)
-    forward = sum(cost(graph))
+    forward = sum(checked_costs(cost(graph), len(graph.ops)))
     # A backward pass does the matmuls of two forward passes.
     link = Link(host_link_bytes_per_second, forward, 2 * forward) if host_link_bytes_per_second else None
     problem = Problem(nodes, graph.fingerprint, link, aliases)

@@ -50,11 +50,14 @@ class Stack:
         block: one of them.
         num_layers: how many.
         carry_bytes: of what goes from layer to layer.
+        fetch_seconds: that a further run of a layer waits for its parameters, where each of several devices holds a
+            part of them. The recompute of one layer waits for nothing: its backward pass reads the same parameters.
     """
 
     block: Block
     num_layers: int
     carry_bytes: int
+    fetch_seconds: float = 0.0
 
     def choice(self, plan: Policy | LayerPlan) -> Choice:
         """What a plan comes to, under the same costs as the planner's own.
@@ -79,7 +82,7 @@ class Stack:
             return (
                 outcomes[0].kept_bytes + (states - length) * self.carry_bytes,
                 0,
-                again * self.block.forward_seconds + length * (own.recompute_seconds + outcomes[0].recompute_seconds),
+                again * self._run_seconds + length * (own.recompute_seconds + outcomes[0].recompute_seconds),
                 again * self.block.forward_flops + length * (own.recompute_flops + outcomes[0].recompute_flops),
             )
         if segment.group > 1:
@@ -91,7 +94,7 @@ class Stack:
             return (
                 sum(o.kept_bytes for o in cycle[:largest]) + (groups + largest - length) * self.carry_bytes,
                 sum(o.host_bytes for o in cycle[:largest]),
-                sum(o.recompute_seconds for o in (*cycle, *ends)) + (length - groups) * self.block.forward_seconds,
+                sum(o.recompute_seconds for o in (*cycle, *ends)) + (length - groups) * self._run_seconds,
                 sum(o.recompute_flops for o in (*cycle, *ends)) + (length - groups) * self.block.forward_flops,
             )
         return (
@@ -100,6 +103,11 @@ class Stack:
             repeats * sum(o.recompute_seconds for o in outcomes),
             repeats * sum(o.recompute_flops for o in outcomes),
         )
+
+    @property
+    def _run_seconds(self) -> float:
+        """A further run of a whole layer."""
+        return self.block.forward_seconds + self.fetch_seconds
 
     def _remade(self, outcome: Outcome) -> Outcome:
         """What it takes to make what ``outcome`` keeps, where nothing was kept: a replay's last layer ends there."""

@@ -190,6 +190,16 @@ NONSENSE = {
     "compiles": ({"compiles": -1}, "compiles: expected a whole number of at least 0"),
     "objective": ({"objective": "second"}, "objective: expected 'seconds' or 'flops', got 'second'"),
     "seconds without a chip": ({"objective": "seconds"}, "no chip of the table"),
+    "a cost in words": ({"cost": 3}, "cost: expected a function, got 3"),
+    "a step in words": ({"step": 3}, "step: expected a function, got 3"),
+    "a prediction in words": ({"predict": "much"}, "predict: expected a function, got 'much'"),
+    "names in words": ({"names_only": "yes"}, "names_only: expected True or False, got 'yes'"),
+    "a cost for all": ({"cost": lambda graph: 3}, r"cost: expected \d+ costs of at least 0, one for each.*, got 3"),
+    "too few costs": ({"cost": lambda graph: (1.0,)}, r"cost: expected \d+ costs of at least 0, .*, got 1 of them"),
+    "costs below 0": ({"cost": lambda graph: [-1.0] * len(graph.ops)}, r"cost: expected \d+ costs of at least 0"),
+    "no step": ({"step": lambda plan: None}, "step: expected to return the step and a tuple of .* got None"),
+    "no prediction": ({"predict": lambda plan: None}, "predict: expected to return bytes, .* got None"),
+    "a prediction below 0": ({"predict": lambda plan: -1}, "predict: expected to return bytes, .* got -1"),
     "target": ({"target": "h20"}, "'h20' is unknown; near: h200"),
 }
 
