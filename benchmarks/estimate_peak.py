@@ -71,8 +71,9 @@ class Case(Step):
 
     @property
     def held_out(self) -> bool:
-        """Whether the rules of the traced peak were made without a look at it: every third case, by its name's hash."""
-        return zlib.crc32(self.key.encode()) % 3 == 0
+        """Whether the rules of the traced peak were made without a look at it: every third case, by its name's hash,
+        but for one that showed where random bits are made."""
+        return zlib.crc32(self.key.encode()) % 3 == 0 and self.key != "gpt2 dropout full"
 
 
 def cases() -> Iterator[Case]:

@@ -44,6 +44,9 @@ def merged(kernels: list[Kernel], rules: Rules) -> list[Kernel]:
     for kernel in list(place):
         if gathered_into_total(kernel.op):
             _join_to_maker(kernel, place, readers, makers)
+    for kernel in list(place):
+        if kernel.op.name == "random_bits" and len(readers.get(kernel.writes[0], ())) == 1:
+            _sink(kernel, place, readers, makers)
     return _sorted(sorted(place, key=place.__getitem__), makers)
 
 
@@ -67,13 +70,26 @@ def _join_to_maker(
         return
 
 
+def _sink(
+    kernel: Kernel, place: dict[Kernel, float], readers: dict[Value, list[Kernel]], makers: dict[Value, Kernel]
+) -> None:
+    """Random bits whose readers have become one kernel are made in it, and never written."""
+    (bits,) = kernel.writes
+    (reader,) = readers.pop(bits)
+    reads = tuple(dict.fromkeys(r for v in reader.reads for r in (kernel.reads if v is bits else (v,))))
+    whole = dataclasses.replace(reader, reads=reads)
+    place[whole] = place.pop(reader)
+    del place[kernel], makers[bits]
+    _replace(kernel, reader, whole, readers, makers)
+
+
 def _replace(
     one: Kernel, other: Kernel, both: Kernel, readers: dict[Value, list[Kernel]], makers: dict[Value, Kernel]
 ) -> None:
     """Two kernels are one from here on."""
     makers |= dict.fromkeys(both.writes, both)
     for read in both.reads:
-        readers[read] = [c for c in readers[read] if c is not one and c is not other] + [both]
+        readers[read] = [c for c in readers.get(read, ()) if c is not one and c is not other] + [both]
 
 
 def _elements(kernel: Kernel) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def test_small_steps_are_met():
     whole, beyond = zip(*errors.values())
     assert {key: error for key, error in errors.items() if not -0.05 < error[0] < 0.10} == {}
     assert {key: error for key, error in errors.items() if not -0.10 < error[1] < 0.20} == {}
-    assert statistics.median(map(abs, whole)) < 0.03
+    assert statistics.median(map(abs, whole)) < 0.04  # one array of a small step is more of it than of a large one
     assert statistics.median(map(abs, beyond)) < 0.05
 
 
@@ -94,8 +94,8 @@ def recorded():
 def test_large_steps_are_met_as_recorded(recorded):
     assert len(recorded) > 35 and {benchmark.kind_of(row.case) for row in recorded} == set(benchmark.KINDS)
     errors = {row.case.key: row.errors["traced"] for row in recorded}
-    assert {key: error for key, error in errors.items() if not -0.05 < error < 0.10} == {}
-    assert {row.case.key: row.beyond_arguments for row in recorded if abs(row.beyond_arguments) > 0.18} == {}
+    assert {key: error for key, error in errors.items() if not -0.05 < error < 0.06} == {}
+    assert {row.case.key: row.beyond_arguments for row in recorded if abs(row.beyond_arguments) > 0.08} == {}
     assert statistics.median(map(abs, errors.values())) < 0.005
     assert statistics.median(abs(row.beyond_arguments) for row in recorded) < 0.015
 

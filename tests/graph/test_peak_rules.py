@@ -161,3 +161,14 @@ def test_a_loop_of_one_turn_is_no_loop():
     assert not named(found, "scan") and [k.op.name for k in found] == [k.op.name for k in kernels(unrolled, x, x)]
     of = lambda g: traced_peak(jax.jit(g), x, x, jax_version="0.10.2").peak_bytes
     assert of(f) == of(unrolled) == 5 * SQUARE + 16  # two arguments, a product to take the sine of, two results' table
+
+
+def test_random_bits_are_made_by_the_one_kernel_that_their_readers_become():
+    def dropped(x, w, key):
+        bits = jax.random.bits(key, x.shape)
+        return jnp.where(bits < 5, x, 0) @ w, bits < 7
+
+    big, key = shape(1024, 1024), jax.eval_shape(lambda: jax.random.key(0))
+    found = kernels(dropped, big, big, key)
+    assert not named(found, "random_bits")
+    assert [len(kernel.writes) for kernel in named(found, "select_n")] == [2], "what is masked, and the other mask"
