@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from jremat.measure import program, target
-from jremat.policy import LayerPlan, Policy
+from jremat.plan.result import Plan, Point
 from scripts.benchmark.build import built_under, config_of, flops_of
 from scripts.benchmark.measure import timed
 from scripts.planning.question import Answer
@@ -24,22 +24,20 @@ def fastest(answer: Answer, out: Any) -> Answer:
         out: a console for the lines that say what was measured.
     """
     plan, kind = answer.plan, target(answer.case.target)
-    places = [k for k, point in enumerate(plan.frontier) if point.plan == plan.policy]
-    first = places[0] if places else 0
-    last = len(plan.frontier) - 1
-    chosen = sorted({first + (last - first) * k // (2 * _PLANS) for k in range(_PLANS)})
-    rows: list[tuple[float, Policy | LayerPlan, int]] = []
-    for place in chosen:
-        candidate = plan.frontier[place].plan
-        under = run_as(candidate.spec, candidate, "auto", config_of(answer.case))
+    candidates = [None, *leaner(plan, _PLANS - 1)]  # None: the chosen plan
+    rows: list[tuple[float, Point | None, int]] = []
+    for point in candidates:
+        policy = plan.policy if point is None else point.plan
+        under = run_as(policy.spec, policy, "auto", config_of(answer.case))
         built = built_under(answer.case, kind.num_devices, under)
         memory, run = program(built.step, built.state, built.tokens, target=kind, num_buffers=0)
         figures = timed(answer.case, built, run, kind, flops_of(built, answer.case))
-        rows.append((figures["tokens_per_second"], candidate, memory.peak_bytes))
-        out.print(f"measured {figures['tokens_per_second']:,.0f} tokens/s under {candidate.spec}")
+        rows.append((figures["tokens_per_second"], point, memory.peak_bytes))
+        out.print(f"measured {figures['tokens_per_second']:,.0f} tokens/s under {policy.spec}")
     _, best, peak_bytes = max(rows, key=lambda row: row[0])
-    point = next(p for p in plan.frontier if p.plan == best)
-    seconds = None if point.recompute_seconds is None else point.recompute_seconds / kind.num_devices
+    if best is None:
+        return replace(answer, plan=replace(plan, peak_bytes=peak_bytes))
+    seconds = None if best.recompute_seconds is None else best.recompute_seconds / kind.num_devices
     step_seconds = None
     if plan.step_seconds is not None and plan.recompute_seconds is not None and seconds is not None:
         step_seconds = plan.step_seconds - plan.recompute_seconds + seconds
@@ -47,12 +45,21 @@ def fastest(answer: Answer, out: Any) -> Answer:
         answer,
         plan=replace(
             plan,
-            policy=best,
+            policy=best.plan,
             peak_bytes=peak_bytes,
-            predicted_peak_bytes=point.predicted_peak_bytes,
-            kept_bytes=point.kept_bytes // kind.num_devices,
+            predicted_peak_bytes=best.predicted_peak_bytes,
+            kept_bytes=best.kept_bytes // kind.num_devices,
             recompute_seconds=seconds,
-            recompute_flops=point.recompute_flops,
+            recompute_flops=best.recompute_flops,
             step_seconds=step_seconds,
         ),
     )
+
+
+def leaner(plan: Plan, most: int) -> list[Point]:
+    """Points of the frontier's leaner half that are expected to need less than the plan, spread from the nearest on."""
+    peak = plan.predicted_peak_bytes if plan.peak_bytes is None else plan.peak_bytes
+    left = [p for p in plan.frontier if p.plan != plan.policy and p.expected_peak_bytes < peak]
+    reach = max(len(left) // 2, min(len(left), most))
+    places = sorted({k * reach // most for k in range(most)}) if reach else []
+    return [left[place] for place in places]

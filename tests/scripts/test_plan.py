@@ -13,6 +13,7 @@ from jremat.plan.result import Plan, Point
 from scripts import bench, explain, train
 from scripts.benchmark.config import Case
 from scripts.plan import main
+from scripts.planning.measured import leaner
 from scripts.planning.question import Answer
 from scripts.planning.tables import of_frontier
 
@@ -176,21 +177,25 @@ def test_planning_is_said_once_and_on_stderr(capsys):
     assert told.err == "plan: planning tiny for cpu …\n" and "planning" not in told.out
 
 
-def shown(peak_bytes: int | None, chosen: str = "save:b") -> dict[str, tuple[str, str]]:
-    """Plan -> (peak, fits) of a table whose frontier was predicted at 30, 26 and 20 MiB, for 32 MiB."""
+def made_up(peak_bytes: int | None, chosen: str = "save:b") -> Plan:
+    """A plan for 32 MiB whose frontier was predicted at 30, 26 and 20 MiB."""
     mebi, moved = 2**20, 0 if peak_bytes is None else peak_bytes - 26
     points = [
         Point(policies.get(spec), 0, size * mebi, (size + moved) * mebi, None, flops)
         for spec, size, flops in (("save:a", 30, 0), ("save:b", 26, 5), ("full", 20, 9))
     ]
-    predicted = next(p.predicted_peak_bytes for p in points if p.spec == chosen)
-    plan = Plan(
+    predicted = next((p.predicted_peak_bytes for p in points if p.spec == chosen), 26 * mebi)
+    return Plan(
         policy=policies.get(chosen), peak_bytes=peak_bytes and peak_bytes * mebi, predicted_peak_bytes=predicted,
         hbm_bytes=32 * mebi, margin=0, host_bytes=0, kept_bytes=0, recompute_seconds=None, recompute_flops=5,
         step_seconds=None, forward_flops=10, objective="flops", kept=(), frontier=tuple(points), beside=(), compiles=1,
         target="cpu", versions={}, shapes=(), num_layers=None,
     )  # fmt: skip
-    table = of_frontier(Answer(Case("tiny", "auto", "cpu", 1), plan, 1))
+
+
+def shown(peak_bytes: int | None) -> dict[str, tuple[str, str]]:
+    """Plan -> (peak, fits) of its table."""
+    table = of_frontier(Answer(Case("tiny", "auto", "cpu", 1), made_up(peak_bytes), 1))
     names, peaks, fits = (list(column.cells) for column in table.columns[:3])
     return dict(zip(names, zip(peaks, fits, strict=True), strict=True))
 
@@ -202,3 +207,9 @@ def test_the_frontier_fits_by_what_the_compiler_said_and_never_against_the_choic
     assert shown(31) == {"save:a": ("35.0 MiB", "no"), chosen: ("31.0 MiB", "compiled"), "full": ("25.0 MiB", "yes")}
     # By a prediction of 26 and a compile of 24 save:a would fit; it wasn't chosen, so no compile showed it to.
     assert shown(24)["save:a"] == ("28.0 MiB", "not shown")
+
+
+@pytest.mark.parametrize("chosen", ["save:b", "dots_saveable"])
+def test_plans_to_measure_need_less_than_the_chosen_one_which_may_be_off_the_frontier(chosen):
+    assert [point.spec for point in leaner(made_up(26, chosen), 2)] == ["full"]
+    assert [point.spec for point in leaner(made_up(None, "save:a"), 2)] == ["save:b", "full"]
