@@ -126,7 +126,7 @@ def search(
         if place == best or (best is not None and state.seconds(place) >= state.seconds(best)):
             break
         if (
-            state.line[place] is None
+            place in state.named
             and place not in state.compiled
             and not state.hopeless(place, int(_PASSED_OVER * limit_bytes))
         ):
@@ -134,9 +134,9 @@ def search(
             if state.compiled[place] <= limit_bytes:
                 best = place
                 break
-    if best is not None and (len(state.compiled) < compiles or state.line[best] is None):
+    if best is not None and (len(state.compiled) < compiles or best in state.named):
         better = improved(state.choices[best])
-        if better is not None:
+        if better is not None and better.recompute_seconds < state.seconds(best):
             place = state.place_of(better)
             if place not in state.compiled and state.expected(place) <= _HAIR * limit_bytes:
                 state.confirmed(place, confirm)
@@ -154,7 +154,7 @@ half are predicted to within 0.3%, and what is left of that after a correction i
 class _Search:
     """What is known of each choice's peak so far."""
 
-    def __init__(self, lines: Sequence[Sequence[Choice]], named: Iterable[Choice], predict: PeakOf):
+    def __init__(self, lines: Sequence[Sequence[Choice]], named: Sequence[Choice], predict: PeakOf):
         placed: dict[Policy | LayerPlan, tuple[Choice, int | None]] = {}  # each plan once, in its first line
         for k, line in enumerate(lines):
             for choice in line:
@@ -163,6 +163,8 @@ class _Search:
             placed.setdefault(choice.plan, (choice, None))
         self.choices = [choice for choice, _ in placed.values()]
         self.line = [k for _, k in placed.values()]
+        plans = {choice.plan for choice in named}
+        self.named = {k for k, plan in enumerate(placed) if plan in plans}
         self.predict = predict
         self.order = sorted(range(len(self.choices)), key=lambda k: (self.choices[k].recompute_seconds, k))
         self.predicted: dict[int, int] = {}
