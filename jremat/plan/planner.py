@@ -78,7 +78,8 @@ def plan(
         host_bytes: pinned host memory that may be used too, of all layers.
         target: what the step is compiled for, see ``jremat.measure.target``.
         step: ``step(plan)`` to the whole training step under a plan and the shapes of its arguments, so that weights,
-            gradients, optimizer, logits and loss count; None: the gradient of the layers alone.
+            gradients, optimizer, logits and loss count, sharded where the target is several devices; None: the gradient
+            of the layers alone, on one device.
         predict: the peak of the whole step under a plan, in place of the traced one.
         objective: ``seconds``, by roofline on the target's chip, or ``flops``, of matmuls; None: seconds where the
             target is a chip that the table knows.
@@ -115,6 +116,8 @@ def plan(
     check_margin(margin)
     check_functions(step=step, predict=predict, cost=cost)
     check_flag("names_only", names_only)
+    if kind.num_devices > 1 and step is None:
+        raise ValueError(f"step: expected the whole step, cut over the devices of target {kind.name!r}, got None")
     also, keep = checked_policies(also, num_layers), checked_tags(keep)
     chosen = known_objective(objective, cost, kind)
     wanted = _Wanted(f, args, num_layers, step)

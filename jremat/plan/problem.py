@@ -15,6 +15,9 @@ class Node:
         seconds: that a second run of it costs; or FLOPs, where those are the objective.
         matmul_flops: of that run.
         needed: whether the backward pass reads its result.
+        by_default: whether a policy that keeps everything keeps it, though it may bear no mark: what the backward pass
+            reads and isn't made from a layer's parameters alone.
+        is_tag: whether its result is what it reads, under a tag.
         mark: the name under which its result can be kept; None where it can't be. Nodes of one mark are kept together.
         value: the id in the block's graph under which a policy decides about it.
         name: the user's tag, or None.
@@ -28,6 +31,8 @@ class Node:
     seconds: float
     matmul_flops: int = 0
     needed: bool = False
+    by_default: bool = False
+    is_tag: bool = False
     mark: str | None = None
     value: str = ""
     name: str | None = None
@@ -121,11 +126,12 @@ class Problem:
                 found.setdefault(node.mark, []).append(place)
         return {mark: tuple(places) for mark, places in found.items()}
 
-    def outcome(self, kept: Iterable[str], offloaded: Iterable[str] = ()) -> Outcome:
+    def outcome(self, kept: Iterable[str], offloaded: Iterable[str] = (), by_default: bool = False) -> Outcome:
         """What keeping the values of these marks comes to: the recompute is the least that the backward pass needs.
 
         Args:
             kept, offloaded: marks; those that no node bears are left out of account.
+            by_default: whether all that is kept by default is kept too.
 
         >>> chain = Problem((Node((), 8, 2.0, mark="a"), Node((0,), 4, 3.0, mark="b"), Node((1,), 4, 5.0, needed=True)))
         >>> [chain.outcome(kept).recompute_seconds for kept in ((), ("a",), ("b",))]
@@ -138,6 +144,7 @@ class Problem:
             [node.needed for node in self.nodes],
             frozenset(borne.get(mark, mark) for mark in kept),
             frozenset(borne.get(mark, mark) for mark in offloaded),
+            by_default,
         )
 
     def remake(self, outcome: Outcome) -> Outcome:
@@ -145,7 +152,9 @@ class Problem:
         held = set(outcome.held)
         return self._closure([place in held for place in range(len(self.nodes))], frozenset(), frozenset())
 
-    def _closure(self, wanted: list[bool], kept: frozenset[str], moved: frozenset[str]) -> Outcome:
+    def _closure(
+        self, wanted: list[bool], kept: frozenset[str], moved: frozenset[str], by_default: bool = False
+    ) -> Outcome:
         """The least that makes what is wanted.
 
         Args:
@@ -158,16 +167,18 @@ class Problem:
             node = self.nodes[place]
             if not wanted[place]:
                 continue
-            if node.mark in moved:
+            if by_default and node.is_tag and self.nodes[node.reads[0]].by_default:
+                wanted[node.reads[0]] = True  # the same array, kept already
+            elif node.mark in moved:
                 goes.append(place)
-            elif node.mark in kept:
+            elif node.mark in kept or (by_default and node.by_default):
                 stays.append(place)
             else:
                 again.append(place)
                 for read in node.reads:
                     wanted[read] = True
         size = lambda places: sum(self.nodes[p].nbytes for p in places)
-        marks = lambda places: frozenset(str(self.nodes[p].mark) for p in places)
+        marks = lambda places: frozenset(m for p in places if (m := self.nodes[p].mark) is not None)
         return Outcome(
             marks(stays),
             marks(goes),

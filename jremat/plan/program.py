@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -11,14 +12,17 @@ from jax.extend import core
 from jremat.graph import Graph
 from jremat.graph.arguments import take_apart
 from jremat.graph.evaluate import evaluate
+from jremat.graph.flops import flops
+from jremat.graph.residuals import read_residuals
 from jremat.graph.trace import Program, capture, graph_of
 from jremat.plan.arguments import checked_costs
 from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
 from jremat.policy import FULL, OFFLOAD, SAVE, Policy
 from jremat.policy.ops import SELECTABLE, TOP_K, tagged_name
-from jremat.transform.checkpoint import decisions_for
+from jremat.transform.checkpoint import checkpoint, decisions_for
 from jremat.transform.decide import Candidate, candidates
+from jremat.transform.groups import gradient_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +46,33 @@ class Block:
     def outcome(self, policy: Policy) -> Outcome:
         """What a policy comes to, under the same costs as the planner's own choices.
 
+        Of one that keeps values inside loops, bytes and matmuls are counted on its own program, and its time is the
+        time of the rest with that of the matmuls put in.
+
         Raises:
             ValueError: a selector of the policy matches nothing in the block.
         """
         if policy.keeps_everything:
-            return self.problem.outcome(self.problem.marks)
+            return self.problem.outcome(self.problem.marks, by_default=True)
         decisions = decisions_for(self.program, policy, strict=True)
-        return self.problem.outcome(decisions.saved, decisions.offloaded)
+        if self.within_loops.isdisjoint(decisions.saved | decisions.offloaded):
+            return self.problem.outcome(decisions.saved, decisions.offloaded)
+        rest = self.problem.outcome(decisions.saved, decisions.offloaded, by_default=True)
+        again, kept_bytes = _counted(self.program, policy)
+        seconds_a_flop = self.forward_seconds / max(self.forward_flops, 1)
+        return replace(
+            rest,
+            kept_bytes=kept_bytes - rest.host_bytes,
+            recompute_flops=again,
+            recompute_seconds=rest.recompute_seconds + seconds_a_flop * max(0, again - rest.recompute_flops),
+        )
+
+    @cached_property
+    def within_loops(self) -> frozenset[str]:
+        """The marks of what is inside of loops, which no choice of the planner's own keeps."""
+        graph = graph_of(self.program, SELECTABLE)
+        loops = _loops(graph)
+        return frozenset(c.mark for c in candidates(graph) if _inside(c, loops) and not c.inside)
 
     def policy(self, outcome: Outcome) -> Policy:
         """The policy that keeps what ``outcome`` does: by the user's own tags where these say it, else by value."""
@@ -121,11 +145,14 @@ def read_block(
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
     places = _markable(graph, names_only)
     own = len(jax.tree.leaves(args[:fetched]))
-    places = _without_fetched(places, graph, own) if own else places
+    fetched_values = _made_from(graph.inputs[:own], graph)
+    places = {mark: c for mark, c in places.items() if c.value.id.partition("/")[0] not in fetched_values}
     flat = _forward(program, {} if names_only else {c.value.id: c.mark for c in places.values() if not c.inside})
     residuals = graph_of(Program(flat.jaxpr, tuple(flat.consts), None, ()), SELECTABLE)
     costs = checked_costs(cost(residuals), len(residuals.ops))
-    nodes = _nodes(residuals, flat.jaxpr, costs, places, frozenset(keep))
+    consts = len(program.jaxpr.constvars)
+    again = _made_from(residuals.inputs[consts : consts + own], residuals)
+    nodes = _nodes(residuals, flat.jaxpr, costs, places, frozenset(keep), again)
     nodes = _decisions_kept(nodes, [TOP_K.name in op.families for op in residuals.ops])
     tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in flat.jaxpr.eqns]
     nodes, aliases = _without_doubles(nodes, tags)
@@ -134,6 +161,14 @@ def read_block(
     link = Link(host_link_bytes_per_second, forward, 2 * forward) if host_link_bytes_per_second else None
     problem = Problem(nodes, graph.fingerprint, link, aliases)
     return Block(program, problem, forward, graph.matmul_flops, names_only)
+
+
+def _counted(program: Program, policy: Policy) -> tuple[int, int]:
+    """Matmul FLOPs that a block runs again under a policy, and the bytes that it keeps, as its own program has them."""
+    arrays = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in program.jaxpr.invars]
+    run = checkpoint(lambda *given: evaluate(program.jaxpr, program.consts, given, {}), policy)
+    kept = read_residuals(take_apart(run, arrays, {})).total_bytes
+    return flops(gradient_step(lambda given, _: run(*given)), arrays, ()).recompute, kept
 
 
 def _check_names(keep: Collection[str], graph: Graph) -> None:
@@ -148,21 +183,29 @@ def _markable(graph: Graph, names_only: bool) -> dict[str, Candidate]:
 
     Values inside loops are left out: a loop is run again as a whole; and complex ones, which JAX's remat can't keep.
     """
-    loops = {op.id for op in graph.ops if op.inner and not op.opaque}
-    inside = lambda c: "/" in c.value.id and c.value.id.partition("/")[0] in loops
-    reach = {c.mark: c for c in candidates(graph) if not inside(c) and not c.value.dtype.startswith("complex")}
+    loops = _loops(graph)
+    reach = {c.mark: c for c in candidates(graph) if not _inside(c, loops) and not c.value.dtype.startswith("complex")}
     if not names_only:
         return reach
     return {c.value.name: c for c in reach.values() if c.op.primitive == "name" and c.value.name}
 
 
-def _without_fetched(places: dict[str, Candidate], graph: Graph, own: int) -> dict[str, Candidate]:
-    """Those of ``places`` that need more than the first ``own`` inputs, where these float."""
-    fetched = {i for i in graph.inputs[:own] if graph.values[i].dtype.startswith(("float", "bfloat"))}
+def _loops(graph: Graph) -> frozenset[str]:
+    return frozenset(op.id for op in graph.ops if op.inner and not op.opaque)
+
+
+def _inside(candidate: Candidate, loops: frozenset[str]) -> bool:
+    head, within, _ = candidate.value.id.partition("/")
+    return bool(within) and head in loops
+
+
+def _made_from(given: Sequence[str], graph: Graph) -> frozenset[str]:
+    """The values that are made from those of ``given`` alone that float."""
+    found = {i for i in given if graph.values[i].dtype.startswith(("float", "bfloat"))}
     for op in graph.ops:
-        if op.inputs and fetched.issuperset(op.inputs):
-            fetched |= set(op.outputs)
-    return {mark: c for mark, c in places.items() if c.value.id.partition("/")[0] not in fetched}
+        if op.inputs and found.issuperset(op.inputs):
+            found |= set(op.outputs)
+    return frozenset(found)
 
 
 def _forward(program: Program, marks: dict[str, str]) -> Any:
@@ -185,21 +228,34 @@ def _forward(program: Program, marks: dict[str, str]) -> Any:
 
 
 def _nodes(
-    graph: Graph, jaxpr: Any, costs: Sequence[float], places: dict[str, Candidate], keep: frozenset[str]
+    graph: Graph,
+    jaxpr: Any,
+    costs: Sequence[float],
+    places: dict[str, Candidate],
+    keep: frozenset[str],
+    fetched: frozenset[str],
 ) -> tuple[Node, ...]:
     assert len(graph.ops) == len(jaxpr.eqns), "a program whose calls are entered has an operation per equation"
     maker = {out: place for place, op in enumerate(graph.ops) for out in op.outputs}
     needed = _needed(jaxpr)
+    read = {var for var in jaxpr.outvars if not isinstance(var, core.Literal)}
     nodes = []
     for place, (op, eqn) in enumerate(zip(graph.ops, jaxpr.eqns)):
-        candidate = places.get(tagged_name(eqn.primitive, eqn.params) or "")
+        tag = tagged_name(eqn.primitive, eqn.params)
+        candidate = places.get(tag or "")
+        reads = tuple(sorted({maker[i] for i in op.inputs if i in maker}))
         nodes.append(
             Node(
-                reads=tuple(sorted({maker[i] for i in op.inputs if i in maker})),
-                nbytes=sum(graph.values[o].nbytes for o in op.outputs),
+                reads=reads,
+                # of an operation with several results, e.g. a loop, the backward pass reads only some
+                nbytes=sum(
+                    graph.values[o].nbytes for o, var in zip(op.outputs, eqn.outvars) if candidate or var in read
+                ),
                 seconds=costs[place],
                 matmul_flops=op.matmul_flops,
                 needed=place in needed,
+                by_default=place in needed and not fetched.issuperset(op.outputs),
+                is_tag=tag is not None and len(reads) == 1,
                 mark=candidate.mark if candidate else None,
                 value=candidate.value.id if candidate else "",
                 name=candidate.value.name if candidate else None,

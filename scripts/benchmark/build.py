@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jremat
 from jremat.estimate.config import TransformerConfig
+from jremat.measure import target
 from models.config import get
 from models.transformer import Transformer, block_apply, init_params, mean_loss
 from scripts.benchmark.config import Case
@@ -102,8 +103,16 @@ def built_under(case: Case, num_devices: int, chosen: Remat) -> Built:
 
 
 def config_of(case: Case) -> TransformerConfig:
-    """The model's config with the case's changes; no dropout, as in pretraining today."""
+    """The model's config with the case's changes; no dropout, as in pretraining today.
+
+    Raises:
+        ValueError: cuDNN's attention on what is no NVIDIA GPU.
+    """
     config = get(case.model)
+    platform = target(case.target).platform
+    platform = jax.default_backend() if platform == "local" else platform
+    if case.attention == "cudnn" and platform not in ("cuda", "gpu"):
+        raise ValueError(f"attention: cudnn needs an NVIDIA GPU, target {case.target!r} is none; use blockwise")
     changed: dict[str, Any] = {"attention": case.attention, "compute_dtype": case.compute_dtype, "dropout": 0.0}
     return replace(config, num_layers=case.layers or config.num_layers, **changed)
 

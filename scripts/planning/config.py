@@ -114,4 +114,4 @@ def read_bytes(flag: str, text: str) -> int:
     try:
         return policies.parse_bytes(text)
     except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
+        raise ValueError(f"{flag}: {str(error).removeprefix('size: ')}") from None

@@ -50,3 +50,30 @@ def routed_args():
     shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
     w = {"router": shape(HIDDEN, 2), "experts": shape(2, HIDDEN, WIDE), "down": shape(WIDE, HIDDEN)}
     return w, shape(8, HIDDEN)
+
+
+def looped(w, x):
+    """A loop of three turns with two matmuls each, and a matmul of what it stacks."""
+
+    def turn(carry, _):
+        carry += jnp.tanh(carry @ w["up"]) @ w["down"]
+        return carry, jnp.sin(carry)
+
+    carry, stacked = jax.lax.scan(turn, x, None, length=3)
+    return carry + jnp.tanh(stacked.sum(0) @ w["up"]) @ w["down"]
+
+
+def complex_carry(w, z):
+    """Values that JAX's remat can't keep."""
+    h = jnp.tanh(z @ w["c"])
+    return z + h * jnp.conj(h) @ w["c"]
+
+
+def complex_args():
+    shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.complex64)
+    return {"c": shape(HIDDEN, HIDDEN)}, shape(ROWS, HIDDEN)
+
+
+def tanh_mlp(w, x):
+    """An activation whose derivative is made from its own result."""
+    return x + jnp.tanh(x @ w["up"]) @ w["down"]

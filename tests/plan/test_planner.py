@@ -194,6 +194,7 @@ NONSENSE = {
     "a step in words": ({"step": 3}, "step: expected a function, got 3"),
     "a prediction in words": ({"predict": "much"}, "predict: expected a function, got 'much'"),
     "names in words": ({"names_only": "yes"}, "names_only: expected True or False, got 'yes'"),
+    "devices without a step": ({"target": "h200x8"}, "step: expected the whole step, cut over the devices of target"),
     "a cost for all": ({"cost": lambda graph: 3}, r"cost: expected \d+ costs of at least 0, one for each.*, got 3"),
     "too few costs": ({"cost": lambda graph: (1.0,)}, r"cost: expected \d+ costs of at least 0, .*, got 1 of them"),
     "costs below 0": ({"cost": lambda graph: [-1.0] * len(graph.ops)}, r"cost: expected \d+ costs of at least 0"),

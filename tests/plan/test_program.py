@@ -17,8 +17,10 @@ from jremat.plan.program import read_block
 from jremat.plan.roofline import Roofline, matmul_flops
 from jremat.plan.stack import mixed
 from jremat.policy import FULL, NONE, Policy
+from jremat.transform.groups import gradient_step
 from models.transformer import Block, Carry, block_apply
 from tests.models.families import compiled
+from tests.plan.blocks import complex_args, complex_carry, looped, mlp, mlp_args, tanh_mlp
 from tests.transform.blocks import case
 from tests.transform.jax_count import jax_kept_bytes
 
@@ -246,3 +248,26 @@ def test_a_cast_of_a_layers_own_weights_is_never_kept():
 
     casts, tanhs = 2 * 8 * 8 * 2, 2 * 4 * 8 * 2  # two casts; tanh's result and its derivative; 2 bytes a value
     assert (kept_bytes(0), kept_bytes(1)) == (casts + tanhs, tanhs)
+
+
+COUNTED = {
+    "tanh": (tanh_mlp, mlp_args, ("none", "full", "dots_saveable", "ops:pointwise")),
+    "a sine": (mlp, mlp_args, ("none", "full", "save:up", "but:up")),
+    "a loop": (looped, mlp_args, ("none", "full", "dots_saveable", "ops:pointwise")),
+    "complex": (complex_carry, complex_args, ("none", "full")),
+}
+
+
+@pytest.mark.parametrize("name, spec", [(name, spec) for name, (*_, specs) in COUNTED.items() for spec in specs])
+def test_policies_are_priced_as_jax_runs_them_whether_they_can_be_planned_or_not(name, spec):
+    """What is inside loops, complex, or made by derivative rules is no choice of the planner's; policies keep it."""
+    block, args, _ = COUNTED[name]
+    policy = policies.get(spec)
+    found = read_block(block, *args(), cost=matmul_flops, fetched=1).outcome(policy)
+    assert found.kept_bytes == jremat.residuals(block, *args(), policy=policy).total_bytes
+    w, x = args()
+    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), w)
+    counted = jremat.flops(gradient_step(jremat.stack(block, policy, num_layers=2)), stacked, x).recompute
+    assert 2 * found.recompute_flops == counted
+    assert found.recompute_seconds >= found.recompute_flops
+    assert (found.recompute_flops == 0) == (spec != "full" and "pointwise" not in spec and spec != "but:up")
