@@ -188,6 +188,8 @@ class _Reader:
 
     def _scan(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
         (consts, carry), length = loop_parts(eqn), eqn.params["length"]
+        if not length:  # what is carried in comes out
+            return [*inputs[consts : consts + carry], *self._zeros(eqn, call, [v.aval for v in eqn.outvars[carry:]])]
         body = opened(eqn.params["jaxpr"])
         sliced = [k >= consts + carry for k in range(len(body.invars))]
         carried = [consts + k if k < carry else None for k in range(len(body.outvars))]

@@ -172,3 +172,9 @@ def test_random_bits_are_made_by_the_one_kernel_that_their_readers_become():
     found = kernels(dropped, big, big, key)
     assert not named(found, "random_bits")
     assert [len(kernel.writes) for kernel in named(found, "select_n")] == [2], "what is masked, and the other mask"
+
+
+def test_a_loop_of_no_turn_hands_on_what_it_is_given():
+    f = lambda x, w: lax.scan(lambda c, w: (c @ w, c), x, w)[0]
+    found = traced_peak(f, x, shape(0, N, N), jax_version="0.10.2")
+    assert (found.temp_bytes, found.peak_bytes) == (0, 2 * SQUARE)
