@@ -94,8 +94,8 @@ def _run(flags: Planning) -> int:
 
 def _summary(flags: Planning, answer: Any) -> str:
     """The plan in three lines."""
+    from jremat.plan.result import readable
     from jremat.report.tables import human
-    from scripts.planning.tables import readable
 
     plan, case = answer.plan, answer.case
     shown = f"{human(plan.peak_bytes)} {plan.target}" if plan.peak_bytes is not None else "not compiled"

@@ -76,9 +76,11 @@ def ways_to_fit(run: Run, hbm_bytes: int, policies: Sequence[Policy | LayerPlan]
     single = [*_least(_policies(run, policies), hbm_bytes, cheapest=True), *_others(run, hbm_bytes)]
     if len(single) >= _ENOUGH:
         return tuple(single)
-    lean, words = replace(run, policy=FULL, stack="auto"), ["--policy full"]
+    lean, words = replace(run, policy=FULL, stack="auto"), ["--policy full"] * (run.policy != FULL)
     if run.chunk is None and run.seq > _CHUNK:
         lean, words = replace(lean, chunk=_CHUNK), [*words, f"--loss-chunk {_CHUNK}"]
+    if not words:
+        return tuple(single)
     both = _least([(" ".join(words), lean)], hbm_bytes)
     if both and single:
         return tuple(single)  # less than this is enough

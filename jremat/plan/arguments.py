@@ -22,7 +22,8 @@ def known_bytes(hbm_bytes: int | None, kind: Target) -> int:
     known = hbm_bytes if hbm_bytes is not None else kind.hbm_bytes
     if known is None:
         raise ValueError(
-            f"hbm_bytes: the memory of target {kind.name!r} is unknown; say how many bytes there are (auto:60GiB)"
+            f"hbm_bytes: the memory of target {kind.name!r} is unknown; say how many bytes there are, "
+            "as in --hbm 60GiB or auto:60GiB"
         )
     if isinstance(known, bool) or not isinstance(known, int | float | np.number) or not math.isfinite(known):
         raise ValueError(f"hbm_bytes: expected bytes as a number, such as 60 * 2**30, got {known!r}")

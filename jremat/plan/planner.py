@@ -30,7 +30,7 @@ from jremat.plan.arguments import (
     known_objective,
 )
 from jremat.plan.program import read_block
-from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units
+from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units, readable
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, search
 from jremat.plan.stack import Choice, Stack
@@ -89,8 +89,9 @@ def plan(
             argmax) is made from never is. No plan is chosen that makes one again, full remat and groups among them.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
         margin: share of the memory to leave free.
-        compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, and one on each of
-            ``also`` that is faster and near, one more where that is the answer. 0: the prediction is the answer.
+        compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, or over a fifth of the
+            memory would be left over; and one on each of ``also`` that is faster and near, one more where that is the
+            answer. 0: the prediction is the answer.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
@@ -330,5 +331,5 @@ def _why_not(leanest: Plan) -> str:
     limit = leanest.hbm_bytes * (1 - leanest.margin)
     return (
         f"hbm_bytes: nothing fits in {in_units(limit)} ({in_units(leanest.hbm_bytes)} less {leanest.margin:.0%}); "
-        f"the leanest plan, {leanest.policy.spec}, needs {in_units(peak)}, {in_units(peak - limit)} more"
+        f"the leanest plan, {readable(leanest.policy.spec)}, needs {in_units(peak)}, {in_units(peak - limit)} more"
     )

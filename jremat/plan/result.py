@@ -1,6 +1,7 @@
 """What a planner says: the plan, its proof, and what else there was."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,15 @@ def in_units(nbytes: float) -> str:
     if size >= 2**20:
         return f"{nbytes / 2**20:.1f} MiB"
     return f"{nbytes / 2**10:.1f} KiB" if size >= 2**10 else f"{nbytes:.0f} bytes"
+
+
+def readable(spec: str) -> str:
+    """A spec for people: without fingerprints.
+
+    >>> readable("mix:3*9 planned values of graph 3099ac561d0f43cf,rest*full")
+    'mix:3*9 values,rest*full'
+    """
+    return re.sub(r" planned values of graph \w+", " values", spec)
 
 
 class DoesNotFit(ValueError):

@@ -77,8 +77,8 @@ def search(
     Kept bytes fall along a line, and the peak about with them: what lies between two traced choices is expected to lie
     between their peaks, which says which one to trace next. What the compiler says of one choice corrects the
     prediction of all by the difference, since what a prediction misses (workspace, fragmentation) hardly depends on the
-    plan: so the second compile is the last, but where nothing has fitted yet, or where a named choice is faster and
-    comes within 3% of the limit.
+    plan: so the second compile is the last, but where nothing has fitted yet, where more than a fifth of the memory
+    would be left over, or where a named choice is faster and comes within 3% of the limit.
 
     Args:
         lines: each fastest first, kept bytes falling; at least one, of at least one choice.
@@ -86,8 +86,8 @@ def search(
         predict: without a compile.
         confirm: by the compiler; None: the prediction is the answer. Where it is there, nothing fits before it says so.
         named: further choices, in any order, e.g. policies by name.
-        compiles: to spend where one of them fits, six at most where none does; and one for each named choice that is
-            faster and near, and one more where a named choice is the answer.
+        compiles: to spend where one of them fits and uses the memory, six at most; and one for each named choice that
+            is faster and near, and one more where a named choice is the answer.
         improved: of a choice that fits, another that is faster and may need no more; None: there is none.
 
     >>> from jremat.policy import FULL
@@ -105,7 +105,9 @@ def search(
     for aim in _AIMS:
         best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
         place = state.next_place(int(limit_bytes * (aim if best is None else 1)), best)
-        if best is not None and len(state.compiled) >= compiles:
+        # Where much of the memory is left over, the prediction was far off, and further compiles are worth their time.
+        wasted = best is not None and place is not None and state.compiled[best] < _USED * limit_bytes
+        if best is not None and len(state.compiled) >= compiles and not wasted:
             break
         # A hair too much is worth a compile where another would be left over, or where what fits is much slower.
         if best is not None and place is None:
@@ -145,7 +147,7 @@ def search(
     return state.found(least if best is None else best, best is not None)
 
 
-_HAIR, _PASSED_OVER, _MUCH, _NEAR = 1.015, 1.03, 0.8, 1.2
+_HAIR, _PASSED_OVER, _MUCH, _NEAR, _USED = 1.015, 1.03, 0.8, 1.2, 0.8
 _AIMS = 1, 0.996, 0.985, 0.96, 0.9, 0
 """Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
 half are predicted to within 0.3%, and what is left of that after a correction is less."""

@@ -43,7 +43,8 @@ class Planning:
     margin: float = 0.05
     """Share of the memory to leave free."""
     compiles: int = 2
-    """To confirm the plan with; 0: the prediction is the answer."""
+    """To confirm the plan with, more while nothing fits or a fifth of the memory is left over; 0: the prediction is the
+    answer."""
     names_only: bool = False
     """Keep tagged values only, so that the plan is a save: spec that plain nn.remat runs."""
     keep: tuple[str, ...] = ()

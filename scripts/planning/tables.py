@@ -1,11 +1,11 @@
 """A plan as tables for people."""
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.table import Table
 
-from jremat.plan.result import Plan, Point
+from jremat.plan.result import Kept, Plan, Point, readable
 from jremat.report.tables import human, human_flops
 from scripts.planning.question import Answer, Tried
 
@@ -20,12 +20,24 @@ def of_kept(answer: Answer) -> Table:
         table.add_column(head)
     for head in ("layers", "bytes in all", "where", "spares recompute of"):
         table.add_column(head, justify="right")
-    for row in plan.kept:
+    for row in _together(plan.kept):
         spared = row.spared * row.layers / devices
         told = f"{spared * 1e3:.2f} ms" if plan.objective == "seconds" else human_flops(spared)
         size = human(row.nbytes * row.layers / devices)
         table.add_row(row.name, row.source, str(row.layers), size, row.where, told)
     return table
+
+
+def _together(rows: Sequence[Kept]) -> list[Kept]:
+    """Values of one tag and one line as one row."""
+    found: dict[tuple[str, str, str, int], Kept] = {}
+    for row in rows:
+        key = row.name, row.source, row.where, row.layers
+        before = found.get(key)
+        found[key] = row if before is None else replace(
+            row, nbytes=row.nbytes + before.nbytes, spared=row.spared + before.spared
+        )  # fmt: skip
+    return list(found.values())
 
 
 def of_frontier(answer: Answer) -> Table:
@@ -93,15 +105,6 @@ def thinned(plan: Plan) -> list[Point]:
 def words(point: Point) -> str:
     """A plan for a table."""
     return readable(point.spec)
-
-
-def readable(spec: str) -> str:
-    """A spec without fingerprints.
-
-    >>> readable("mix:3*9 planned values of graph 3099ac561d0f43cf,rest*full")
-    'mix:3*9 values,rest*full'
-    """
-    return re.sub(r" planned values of graph \w+", " values", spec)
 
 
 def of_sizes(tried: Sequence[Tried], name: str) -> Table:
