@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import policies
+from jremat.graph.trace import loop_parts
 from jremat.measure import memory
 from jremat.policy import tag
 from jremat.transform.chain import stack
@@ -87,5 +88,5 @@ def test_a_last_group_is_replayed_after_the_losss_backward_pass():
     ]  # fmt: skip
     body = last.params["jaxpr"].jaxpr
     ties = [eqn for eqn in body.eqns if eqn.primitive.name == "optimization_barrier"]
-    gradient = body.invars[last.params["num_consts"]]
+    gradient = body.invars[loop_parts(last)[0]]
     assert any(gradient in eqn.invars for eqn in ties), "the replay's input is there once the gradient is"
