@@ -172,7 +172,9 @@ class Stack:
         pairs = [(point, self.block.policy(point)) for point in points]
         for point, policy in pairs:
             yield self._mixed((self.num_layers, point, policy))
-        if host_bytes < self.num_layers:  # between the frontier's corners too: mixes are coarse where layers are few
+        if (
+            not host_bytes // self.num_layers
+        ):  # between the frontier's corners too: mixes are coarse where layers are few
             for point in between(self.block, points):
                 yield self._mixed((self.num_layers, point, self.block.policy(point)))
         for low, high in pairwise(pairs):

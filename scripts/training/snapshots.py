@@ -170,6 +170,8 @@ def _one_voice() -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # Of the writes that failed beside the one raised asyncio tells when they are collected, whenever that is.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         time.sleep(_IN_FLIGHT)
         raise
     finally:

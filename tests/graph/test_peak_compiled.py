@@ -1,6 +1,5 @@
 """The traced peak against the compiler: small train steps with AdamW and donated state, compiled for an H200."""
 
-import importlib.util
 import json
 import re
 import statistics
@@ -10,6 +9,7 @@ import jax
 import pytest
 
 from benchmarks import estimate_peak as benchmark
+from tests import needs
 
 SMALL = {"num_layers": 4, "hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 64, "mlp_hidden": 1024}
 BF16 = {"compute_dtype": "bfloat16", "dropout": 0.0}
@@ -39,13 +39,6 @@ CUDNN_STEPS = [
 ]
 
 
-def has_cudnn():
-    try:
-        return importlib.util.find_spec("nvidia.cudnn") is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def errors_of(steps):
     """Of each step the error of the peak, and of the peak less the arguments."""
     found = {}
@@ -71,7 +64,7 @@ def test_small_steps_are_met():
 
 
 @PINNED
-@pytest.mark.skipif(not has_cudnn(), reason="JAX looks for cuDNN: pip install --no-deps nvidia-cudnn-cu12")
+@needs.CUDNN
 def test_small_steps_with_cudnn_attention_are_met():
     errors = errors_of(CUDNN_STEPS)
     assert {key: error for key, error in errors.items() if not -0.05 < error[0] < 0.10} == {}

@@ -1,7 +1,5 @@
 """The three attentions against a loop over heads in float64, what each keeps, and what a policy can see of it."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from jremat.policy.names import tag
 from models import attention
+from tests import needs
 from tests.models.counting import equations, gradient_matmuls, kept_bytes, kept_shapes, matmuls
 from tests.models.families import compiled
 
@@ -187,14 +186,7 @@ BF16 = lambda shape: ("bfloat16", shape[1])
 EMPTY = ("bfloat16", (0,))  # cuDNN's absent bias
 
 
-def has_cudnn():
-    try:
-        return importlib.util.find_spec("nvidia.cudnn") is not None
-    except ModuleNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not has_cudnn(), reason="JAX looks for cuDNN: pip install --no-deps nvidia-cudnn-cu12")
+@needs.CUDNN
 @pytest.mark.parametrize(
     "policy, forwards, kept",
     [

@@ -85,6 +85,19 @@ def test_gradients_under_every_plan_are_nones(planned):
             assert np.linalg.norm(given_ - wanted) <= 1e-6 * np.linalg.norm(wanted)
 
 
+def test_a_last_layer_that_costs_no_memory_recomputes_nothing():
+    """Where the peak is in its backward pass all of its activations are there, so all are kept, and no other's."""
+    block = read_block(deep, *deep_args(), cost=matmul_flops, fetched=1)
+
+    def peak(plan) -> int:
+        policies_of = [plan] * LAYERS if isinstance(plan, Policy) else plan.policies(LAYERS)
+        return 1 + sum(block.outcome(policy).kept_bytes for policy in policies_of[:-1])
+
+    memory = {"hbm_bytes": 1, "margin": 0, "compiles": 0, "predict": peak}
+    found = jremat.plan(deep, *deep_args(), num_layers=LAYERS, target="cpu", **memory)
+    assert found.recompute_flops == (LAYERS - 1) * block.outcome(FULL).recompute_flops > 0
+
+
 def test_nothing_fits_says_by_how_much_and_keeps_the_leanest():
     with pytest.raises(DoesNotFit, match=r"nothing fits in .* needs .* more") as caught:
         jremat.plan(mlp, *mlp_args(), num_layers=LAYERS, hbm_bytes=1000, target="cpu")
