@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax._src import core as private_core
 from jax._src import source_info_util
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import ad, partial_eval
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
@@ -104,6 +104,61 @@ def inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
         grid = params["grid_mapping"].grid
         times = math.prod(n for n in grid if isinstance(n, int))
     return [(jaxpr, times) for jaxpr in _jaxprs_in(params)]
+
+
+def read_by_derivative(eqn: Any) -> Any:
+    """The inside of an operation with a derivative rule of its own as the rule computes it, or None without a rule.
+
+    The outputs are those of the operation. Names that stand in the operation alone are not in it, names that stand in
+    the rule alone are: JAX hears the latter.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name not in ("custom_vjp_call", "custom_jvp_call"):
+        return None
+    moving = [jax.dtypes.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars if hasattr(v.aval, "dtype")]
+    if len(moving) != len(eqn.invars) or not any(moving):
+        return None
+    try:
+        with eqn.ctx.manager:
+            if name == "custom_vjp_call":
+                # The rule's results are the residuals, then the operation's own.
+                rule, _ = params["fwd_jaxpr_thunk"].call_wrapped(*moving[params["num_consts"] :])
+                return rule.replace(outvars=rule.outvars[len(rule.outvars) - len(eqn.outvars) :])
+            types = [v.aval for v in eqn.invars]
+            rule = jax.make_jaxpr(lambda *given: _pushed(eqn, moving, given))(
+                *types, *(t.to_tangent_aval() for t, moves in zip(types, moving) if moves)
+            )
+            return rule.jaxpr.replace(outvars=rule.jaxpr.outvars[: len(eqn.outvars)])
+    except Exception:  # whatever a user's rule raises: it will be raised again where the function is differentiated
+        return None
+
+
+def _pushed(eqn: Any, moving: Sequence[bool], given: Sequence[Any]) -> list[Any]:
+    at = list(given[: len(moving)])
+    places = [k for k, moves in enumerate(moving) if moves]
+
+    def of_moving(*chosen: Any) -> list[Any]:
+        filled = dict(zip(places, chosen))
+        return bind(eqn, [filled.get(k, x) for k, x in enumerate(at)])
+
+    outs, tangents = jax.jvp(of_moving, tuple(at[k] for k in places), tuple(given[len(moving) :]))
+    return [*outs, *tangents]
+
+
+def has_tags(jaxpr: Any) -> bool:
+    """Whether a name stands in a jaxpr or in one inside it."""
+    return any(
+        tagged_name(eqn.primitive, eqn.params) is not None or any(has_tags(inner) for inner, _ in inner_jaxprs(eqn))
+        for eqn in opened(jaxpr).eqns
+    )
+
+
+def differentiates(eqn: Any) -> bool:
+    """Whether an equation's derivative is a rule that may read its outputs: no loop, no branch, no kernel, no effect."""
+    name = eqn.primitive.name
+    if eqn.effects or tagged_name(eqn.primitive, eqn.params) is not None:
+        return False
+    return name == "custom_jvp_call" or (eqn.primitive in ad.primitive_jvps and not inner_jaxprs(eqn))
 
 
 def loop_parts(eqn: Any) -> tuple[int, int]:
@@ -236,6 +291,9 @@ class _Reader:
             combine = max if name == "cond" else sum
             matmul += combine(g.matmul_flops * times for g, (_, times) in zip(inner, jaxprs))
             other += combine(g.other_flops * times for g, (_, times) in zip(inner, jaxprs))
+        rule = read_by_derivative(eqn)
+        if rule is not None and (has_tags(rule) or any(graph.names for graph in inner)):
+            inner = (self.read(rule, prefix=f"{op_id}/", repeats=repeats),)  # FLOPs stay those of what runs
         source = user_line(eqn, call)
         outputs = tuple(op_id if k == 0 else f"{op_id}:{k}" for k in range(len(made)))
         for out, var in zip(outputs, eqn.outvars):
