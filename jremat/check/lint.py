@@ -66,7 +66,7 @@ def lint(
     if isinstance(policy, Request):
         policy = policy.resolve(f, *args, num_layers=layers_of(policy, num_layers), **kwargs)
     distinct = dict.fromkeys(policy.policies(layers_of(policy, num_layers))) if isinstance(policy, LayerPlan) else ()
-    static = {"static_argnames": static_argnames, "static_argnums": static_argnums}
+    static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     found: list[Finding] = []
     for one in distinct or (policy,):
         subject = subject_of(take_apart(under(f, one, **static), args, kwargs, **static))

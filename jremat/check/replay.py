@@ -107,7 +107,7 @@ def replay(
     (True, None, 2)
     """
     tolerance, compile_ = a_share(tolerance), compiling(compiler_options)
-    static = {"static_argnames": static_argnames, "static_argnums": static_argnums}
+    static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers)
     plain = take_apart(f, args, kwargs, **static)
     refuse_abstract(plain.arrays)
@@ -132,10 +132,7 @@ def replay(
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
     subject, again = subject_of(call), _traced_anew(rematted, args, kwargs, **static)
     refuse_traced(subject.closed.consts)
-    if bare is None:
-        without = subject.without(subject.sites)
-    else:
-        without = subject_of(take_apart(bare, args, kwargs, **static))
+    without = subject.without(subject.sites) if bare is None else subject_of(take_apart(bare, args, kwargs, **static))
     named = marked(subject.closed if inside is None else subject_of(take_apart(shown, args, kwargs)).closed)
     taps = named.taps if inside is None else named.taps | inside.taps
     compared = [*between_traces(subject.closed, again.closed)]

@@ -80,16 +80,17 @@ class Arguments:
         """
         try:
             yield
-        except (TypeError, jax.errors.JAXIndexError) as error:  # all of JAX's of this kind
+        except TypeError as error:  # as all of JAX's of this kind are
             found = _DEPENDS.search(str(error))
             read = [re.split(r"[\[.]", name)[0] for name in re.split(r",? and |, ", found[1])] if found else []
             names = [name for name in dict.fromkeys(read) if name in (_parameters(self.f) or {})]
             if not names:
                 raise
             cure = f"static_argnames={names[0] if len(names) == 1 else tuple(names)!r}"
+            reader = getattr(self.f, "__name__", self.f)
             raise ValueError(
-                f"{', '.join(names)}: {getattr(self.f, '__name__', self.f)!s} reads the value in Python, where an array "
-                f"that is traced has none; hold it fixed by {cure} (or static_argnums), in a jax.jit around it too: "
+                f"{', '.join(names)}: {reader!s} reads the value in Python, where a traced array has none; "
+                f"hold it fixed by {cure} (or static_argnums), in a jax.jit around it too: "
                 f"{str(error).splitlines()[0]}"
             ) from error
 

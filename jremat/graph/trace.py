@@ -11,14 +11,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import ad_checkpoint, source_info_util
 from jax._src import core as private_core
 from jax._src import effects as jax_effects
-from jax._src import source_info_util
 from jax._src import tree_util as private_tree
 from jax._src.interpreters import partial_eval
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import RefEffect
 from jax.extend import core
+from jax.extend.core.primitives import name_p
+from jax.interpreters import ad
 
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.arithmetic import matmul_flops, other_flops
@@ -215,6 +217,21 @@ def trip_count(eqn: Any) -> int | None:
     return max(int(bound.val) - int(start.val), 0)
 
 
+def _transposed_name(cts: Any, x: Any, *, name: str) -> list[Any]:
+    return [cts]
+
+
+def _batched_name(self: Any, axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:
+    return type(self)(self.name, jax.typeof(args[0]))(*args), dims[0]
+
+
+# Rules of an identity that JAX's names lack: a linear map with a name in it is transposed, and under jax_remat3 (which
+# older JAX can't batch) put under vmap.
+ad.primitive_transposes.setdefault(name_p, _transposed_name)
+if "batch" not in vars(ad_checkpoint.CheckpointName):
+    ad_checkpoint.CheckpointName.batch = _batched_name  # type: ignore[method-assign]
+
+
 class _Reader:
     """Reads jaxprs into graphs; op ids count every equation that is no call, in program order."""
 
@@ -396,7 +413,7 @@ def register_like(made: type, base: type) -> None:
         return
 
     def moved(x: Any, cls: type) -> Any:
-        new = object.__new__(cls)
+        new: Any = object.__new__(cls)
         vars(new).update(vars(x))
         return new
 

@@ -15,7 +15,7 @@ from jremat.graph.trace import Program, capture, graph_of
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
-from jremat.transform.closures import refuse_linen
+from jremat.transform.closures import refuse_hijax, refuse_linen
 from jremat.transform.decide import Candidate, Decisions, candidates, check, decide
 
 
@@ -38,8 +38,8 @@ def checkpoint(
         f: any traceable function of pytrees.
         policy: of one block, e.g. ``policies.get("save:attn_out")``.
         strict: a selector that matches nothing raises; if False, it warns.
-        static_argnames: parameters of ``f`` to hold fixed. Booleans, strings, functions and all that is no array are held
-            fixed anyway, as are numbers among a module's attributes.
+        static_argnames: parameters of ``f`` to hold fixed. Booleans, strings, functions and all else that is no array
+            are held fixed anyway, and so are numbers among a module's attributes.
         static_argnums: the same by position.
         prevent_cse: as of ``jax.checkpoint``; False is right inside a scan alone.
 
@@ -47,9 +47,9 @@ def checkpoint(
         A function like ``f``, under every transformation of JAX.
 
     Raises:
-        ValueError: at the first call, where a selector matches nothing, a static argument names no parameter, or ``f`` reads
-            an argument's value in Python that isn't held fixed, or has an effect that a rerun would repeat (it reads or
-            writes a Ref from outside, calls ``io_callback``); at once, for a plan over layers.
+        ValueError: at the first call, where a selector matches nothing, a static argument names no parameter, or ``f``
+            reads a traced value in Python, has an effect that a rerun would repeat (it reads or writes a Ref from
+            outside, or calls ``io_callback``), or would write into a Linen module; at once, for a plan over layers.
 
     >>> import jax.numpy as jnp
     >>> from jremat.policy import Policy, tag
@@ -81,6 +81,7 @@ def checkpoint(
 
 def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent_cse: bool) -> Any:
     """One call, rematted: what ``checkpoint`` does once the arguments are known."""
+    refuse_hijax(arguments.array_paths, arguments.arrays)
     program = rerunnable(capture(arguments))
     decisions = decisions_for(program, policy, strict=strict)
     if policy.keeps_everything:  # a plan, and these are its shapes

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -37,6 +37,21 @@ def refuse_nnx(f: Callable[..., Any]) -> None:
             )
 
 
+def refuse_hijax(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Raise where an argument is a variable that holds more than an array: reading it is an effect.
+
+    Raises:
+        ValueError: it is.
+    """
+    for path, leaf in zip(paths, leaves):
+        if isinstance(leaf, nnx.Variable):  # others are pytrees of their arrays
+            raise ValueError(
+                f"f: expected NNX variables that hold arrays, got the hijax {leaf.var_type.__name__} {path}, whose reads "
+                "and writes are effects that a rerun in the backward pass would repeat; make the module with "
+                "hijax=False and ref=False"
+            )
+
+
 def refuse_linen(f: Callable[..., Any], *given: Any) -> None:
     """Raise where ``f`` would write what it traces into a Linen module: at ``init``, or where collections are mutable.
 
@@ -47,7 +62,7 @@ def refuse_linen(f: Callable[..., Any], *given: Any) -> None:
     Raises:
         ValueError: naming the module, and what to do.
     """
-    found = [("its arguments", leaf) for leaf in jax.tree.leaves(given)]
+    found = [("an argument", leaf) for leaf in jax.tree.leaves(given)]
     for name, module in [*found, *_closed_over(f, set())]:
         if is_bound(module) and module.scope.mutable not in (False, (), []):
             own = type(module).__name__

@@ -60,7 +60,8 @@ def remat_linen(
         return block
     names = static_argnames if isinstance(static_argnames, str) else tuple(static_argnames)
     nums = static_argnums if isinstance(static_argnums, int) else tuple(static_argnums)
-    return _class(block, method, policy, strict, names, nums, prevent_cse)
+    cached: Any = _class
+    return cached(block, method, policy, strict, names, nums, prevent_cse)
 
 
 @functools.lru_cache(maxsize=512)  # the same class again, as jax.jit, copies and pickles need it

@@ -60,7 +60,8 @@ def remat(
         if issubclass(target, nn.Module):
             return remat_linen(target, policy, **options)
         if is_pytree_class(target) or issubclass(target, nnx.Module):
-            return _remat_class(target, policy, **options)
+            cached: Any = _remat_class
+            return cached(target, policy, **options)
     elif isinstance(target, nn.Module):
         raise ValueError(
             f"target: expected the Linen class {type(target).__name__}, got a module of it; "
@@ -81,10 +82,10 @@ def remat(
 
 
 @functools.lru_cache(maxsize=512)  # the same class again, as jax.jit, copies and pickles need it
-def _remat_class(block: type, policy: Policy, **options: Any) -> type:
+def _remat_class(block: Any, policy: Policy, **options: Any) -> type:
     """A class like ``block`` whose ``__call__`` is rematted; ``block`` itself where nothing is to be done."""
-    call = remat_nnx(block.__call__, policy, **options)  # type: ignore[operator]
-    if call is block.__call__:  # type: ignore[operator]
+    call = remat_nnx(block.__call__, policy, **options)
+    if call is block.__call__:
         return block
     made = rematted_class(block, call)
     return in_place_of(made, block, functools.partial(_remat_class, block, policy, **options))
