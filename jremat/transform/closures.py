@@ -46,8 +46,8 @@ def refuse_hijax(paths: Sequence[str], leaves: Sequence[Any]) -> None:
     for path, leaf in zip(paths, leaves):
         if isinstance(leaf, nnx.Variable):  # others are pytrees of their arrays
             raise ValueError(
-                f"f: expected NNX variables that hold arrays, got the hijax {leaf.var_type.__name__} {path}, whose reads "
-                "and writes are effects that a rerun in the backward pass would repeat; make the module with "
+                f"f: expected NNX variables that hold arrays, got the hijax {leaf.var_type.__name__} {path}, whose "
+                "reads and writes are effects that a rerun in the backward pass would repeat; make the module with "
                 "hijax=False and ref=False"
             )
 
