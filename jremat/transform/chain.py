@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jremat.graph.arguments import arrays_alone
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
@@ -64,10 +65,11 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
         used = dict.fromkeys(policy for segment in segments for policy in segment.pattern)
         warn_where_ignored(used)
         check_lengths(parameters, num_layers)
-        if writes_beside(block, parameters, carry, shared):
+        call, parameters, shared = arrays_alone(block, parameters, shared)
+        if writes_beside(call, parameters, carry, shared):
             _say_scanned(plan, segments, "a block that writes values beside its carry")
-            return scanned(block, segments, parameters, carry, shared)
-        flat = flatten(block, parameters, carry, shared)
+            return scanned(call, segments, parameters, carry, shared)
+        flat = flatten(call, parameters, carry, shared)
         stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
         expect_matches(flat.call, used, one_layer(stacked), flat.shared, flat.carry)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jremat.graph.arguments import arrays_alone
 from jremat.policy import LayerPlan, Policy, Request, Segment
 from jremat.policy.counts import whole_number
 from jremat.transform.checkpoint import checkpoint
@@ -46,9 +47,10 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
         if lost := lost_schedules(segments):
             warnings.warn(f"plan: {lost}", UserWarning, stacklevel=2)
         check_lengths(parameters, num_layers)
-        if writes_beside(block, parameters, carry, shared):
-            return scanned(block, segments, parameters, carry, shared)
-        return scanned(_writing_nothing(block), segments, parameters, carry, shared)[0]
+        call, parameters, shared = arrays_alone(block, parameters, shared)
+        if writes_beside(call, parameters, carry, shared):
+            return scanned(call, segments, parameters, carry, shared)
+        return scanned(_writing_nothing(call), segments, parameters, carry, shared)[0]
 
     return run
 
