@@ -14,6 +14,7 @@ import numpy as np
 from jax._src import core as private_core
 from jax._src import source_info_util
 from jax._src.interpreters import partial_eval
+from jax._src.util import weakref_lru_cache
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
@@ -30,6 +31,10 @@ MARK = "jremat."
 REWRITABLE = frozenset({"scan", "cond", "jit", "pjit"})
 """Primitives whose inside a policy can decide value by value, a ``jit`` that places its arguments among them; all
 others that hold a jaxpr are opaque."""
+
+
+weakly_cached = weakref_lru_cache
+"""A cache that holds its function's first argument weakly, e.g. a program. What is made must not hold that either."""
 
 
 @dataclass(frozen=True)

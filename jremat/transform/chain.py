@@ -9,15 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jremat.graph.trace import weakly_cached
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
-from jremat.transform.flat import check_lengths, flatten, one_layer, writes_beside
+from jremat.transform.flat import Layout, flat_call, given, take_call
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.loops import Group, Loop, Repeat, Scheduled
 from jremat.transform.offload import boundary_on_host, inside_group, on_device, warn_where_ignored
 from jremat.transform.revolve import binomial
-from jremat.transform.scan import copies_parameters, lost_schedules, resolved, scanned
+from jremat.transform.scan import compiled_scans, copies_parameters, flat_scans, lost_schedules, made_for, resolved
 from jremat.transform.schedule import tables
 
 
@@ -60,32 +61,54 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     """
     segments = resolved(plan, num_layers)
 
+    used = tuple(dict.fromkeys(policy for segment in segments for policy in segment.pattern))
+
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
-        used = dict.fromkeys(policy for segment in segments for policy in segment.pattern)
         warn_where_ignored(used)
-        check_lengths(parameters, num_layers)
-        if writes_beside(block, parameters, carry, shared):
+        call = take_call(block, parameters, carry, shared, num_layers)
+        _expect_matches(call.jaxpr, call.layout, used, made_for(segments))
+        if call.layout.writes:
             _say_scanned(plan, segments, "a block that writes values beside its carry")
-            return scanned(block, segments, parameters, carry, shared)
-        flat = flatten(block, parameters, carry, shared)
-        stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
-        expect_matches(flat.call, used, one_layer(stacked), flat.shared, flat.carry)
-
-        def scan(stacked: Leaves, shared: Leaves, carry: Leaves) -> Leaves:
-            layer = lambda own, carry, *shared: (flat.call(own, list(shared), carry), ())
-            # JAX can't differentiate what it offloads in reverse mode twice.
-            kept = [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments]
-            return scanned(layer, kept, stacked, carry, shared)[0]
-
-        @functools.cache  # once for all that a call's derivatives need of it
-        def say() -> None:
-            moved = "; what it offloads stays on the device" if any(policy.offloads for policy in used) else ""
-            _say_scanned(plan, segments, "forward mode or a second derivative", moved)
-
-        run = differentiable(flat.call, num_layers, lambda cut: _loops(flat.call, segments, cut), scan, say)
-        return flat.finish(run(stacked, flat.shared, flat.carry))
+            run = compiled_scans(call.jaxpr, call.layout, segments, made_for(segments))
+        else:
+            run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
+        return call.finish(*run(call.stacked, call.shared, call.carry))
 
     return stacked_blocks
+
+
+@weakly_cached
+def _expect_matches(jaxpr: Any, layout: Layout, policies: tuple[Policy, ...], made_for: tuple[Any, ...]) -> None:
+    lists = given(jaxpr, layout)
+    expect_matches(flat_call(jaxpr, layout), policies, *lists)
+
+
+@weakly_cached
+def _compiled_loops(
+    jaxpr: Any, layout: Layout, plan: LayerPlan | Policy, segments: tuple[Segment, ...], made_for: tuple[Any, ...]
+) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
+    """The stack as one compiled function of flat lists, made once for a traced block and a plan.
+
+    Returns:
+        A function of (stacked parameters, what the layers share, carry) to the last carry and what the layers wrote:
+        nothing.
+    """
+    call = flat_call(jaxpr, layout)
+    # JAX can't differentiate what it offloads in reverse mode twice.
+    scans = flat_scans(
+        call, layout.num_carry, [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments]
+    )
+
+    @functools.cache  # once for all that a call's derivatives need of it
+    def say() -> None:
+        offloads = any(policy.offloads for segment in segments for policy in segment.pattern)
+        moved = "; what it offloads stays on the device" if offloads else ""
+        _say_scanned(plan, segments, "forward mode or a second derivative", moved)
+
+    num_layers = sum(len(segment.pattern) * (segment.repeats or 0) for segment in segments)
+    loops = lambda cut: _loops(call, segments, cut)
+    run = differentiable(call, num_layers, loops, lambda *lists: scans(*lists)[0], say)
+    return jax.jit(lambda stacked, shared, carry: (run(stacked, shared, carry), []), inline=True)
 
 
 def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str, more: str = "") -> None:
