@@ -18,7 +18,16 @@ from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.loops import Group, Loop, Repeat, Scheduled
 from jremat.transform.offload import boundary_on_host, inside_group, on_device, warn_where_ignored
 from jremat.transform.revolve import binomial
-from jremat.transform.scan import compiled_scans, copies_parameters, flat_scans, lost_schedules, made_for, resolved
+from jremat.transform.scan import (
+    ONE_BY_ONE,
+    compiled_scans,
+    copies_parameters,
+    flat_scans,
+    lost_schedules,
+    made_for,
+    one_by_one,
+    resolved,
+)
 from jremat.transform.schedule import tables
 
 
@@ -67,14 +76,25 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
         warn_where_ignored(used)
         call = take_call(block, parameters, carry, shared, num_layers)
         _expect_matches(call.jaxpr, call.layout, used, made_for(segments))
-        if call.layout.writes:
-            _say_scanned(plan, segments, "a block that writes values beside its carry")
+        if ONE_BY_ONE.value:
+            run = compiled_scans(call.jaxpr, call.layout, one_by_one(segments), made_for(segments))
+        elif why := _only_scans(call.layout):
+            _say_scanned(plan, segments, why)
             run = compiled_scans(call.jaxpr, call.layout, segments, made_for(segments))
         else:
             run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
         return call.finish(*run(call.stacked, call.shared, call.carry))
 
     return stacked_blocks
+
+
+def _only_scans(layout: Layout) -> str:
+    """Why a stack runs as scans in reverse mode too; empty where it doesn't."""
+    if layout.writes:
+        return "a block that writes values beside its carry"
+    if jax.config.jax_debug_key_reuse:  # which has no rule for a derivative of one's own, and takes a replay for reuse
+        return "jax_debug_key_reuse"
+    return ""
 
 
 @weakly_cached

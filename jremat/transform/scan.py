@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ from jremat.transform.flat import Layout, flat_call, take_call
 from jremat.transform.layer import Flat, Leaves
 
 Block = Callable[..., Any]
+ONE_BY_ONE = jax.make_user_context(False)
+"""Where it is True, a stack is traced as scans of layers that each stand alone under their policy: what a lint reads."""
+
 _NOTHING = jax.checkpoint_policies.nothing_saveable  # None would mean the same, and reads as if it meant no remat
 
 
@@ -48,7 +52,8 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
         if lost := lost_schedules(segments):
             warnings.warn(f"plan: {lost}", UserWarning, stacklevel=2)
         call = take_call(block, parameters, carry, shared, num_layers)
-        run_scans = compiled_scans(call.jaxpr, call.layout, segments, made_for(segments))
+        as_planned = one_by_one(segments) if ONE_BY_ONE.value else segments
+        run_scans = compiled_scans(call.jaxpr, call.layout, as_planned, made_for(segments))
         return call.finish(*run_scans(call.stacked, call.shared, call.carry))
 
     return run
@@ -78,6 +83,11 @@ def flat_scans(
         return out[:num_carry], out[num_carry:]
 
     return lambda stacked, shared, carry: scanned(layer, segments, stacked, carry, shared)
+
+
+def one_by_one(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same policies layer by layer, without groups and schedules."""
+    return tuple(replace(segment, group=1, slots=None) for segment in segments)
 
 
 def made_for(segments: Sequence[Segment]) -> tuple[Any, ...]:
