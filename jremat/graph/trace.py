@@ -37,6 +37,20 @@ weakly_cached = weakref_lru_cache
 """A cache that holds its function's first argument weakly, e.g. a program. What is made must not hold that either."""
 
 
+def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit(f)`` where it is called eagerly; where a program is traced, ``f`` becomes part of that."""
+    alone, within = jax.jit(f), jax.jit(f, inline=True)
+    return lambda *args: (within if _staged() else alone)(*args)
+
+
+def _staged() -> bool:
+    """Whether a program is being traced, under whatever transformations."""
+    trace = private_core.trace_ctx.trace
+    while not isinstance(trace, partial_eval.DynamicJaxprTrace) and hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    return isinstance(trace, partial_eval.DynamicJaxprTrace)
+
+
 @dataclass(frozen=True)
 class Program:
     """A traced call: its jaxpr and how its results are packed.

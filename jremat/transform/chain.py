@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jremat.graph.trace import weakly_cached
-from jremat.policy import LayerPlan, Policy, Segment
+from jremat.graph.trace import compiled, weakly_cached
+from jremat.policy import FULL, LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
 from jremat.transform.flat import Layout, flat_call, given, take_call
@@ -38,8 +38,10 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     is what is computed from them alone (a cast to bfloat16). Matmuls of the replay stand under JAX's
     ``rematted_computation`` scope. All of that is of reverse mode, where loops of our own do the work. Forward mode
     (``jax.jvp``, ``jax.linearize``, ``jax.jacfwd``), second derivatives and blocks that write values beside the carry
-    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says once a call what that costs; what the
-    plan offloads stays on the device in the first two.
+    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says when it is traced what that costs; what
+    the plan offloads stays on the device in the first two. Under ``jax_debug_key_reuse`` it runs as scans, too.
+
+    Traces are remembered as by ``jax.jit``: called again with equal shapes, outside of ``jit`` too, nothing is compiled.
 
     Args:
         block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
@@ -79,8 +81,9 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
         if ONE_BY_ONE.value:
             run = compiled_scans(call.jaxpr, call.layout, one_by_one(segments), made_for(segments))
         elif why := _only_scans(call.layout):
-            _say_scanned(plan, segments, why)
-            run = compiled_scans(call.jaxpr, call.layout, segments, made_for(segments))
+            as_scans = _scannable(segments)
+            _say_scanned(plan, as_scans, why)
+            run = compiled_scans(call.jaxpr, call.layout, as_scans, made_for(as_scans))
         else:
             run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
         return call.finish(*run(call.stacked, call.shared, call.carry))
@@ -95,6 +98,14 @@ def _only_scans(layout: Layout) -> str:
     if jax.config.jax_debug_key_reuse:  # which has no rule for a derivative of one's own, and takes a replay for reuse
         return "jax_debug_key_reuse"
     return ""
+
+
+def _scannable(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The plan as scans; under the key-reuse checker, which takes a group's replay for reuse, each layer alone."""
+    if not jax.config.jax_debug_key_reuse:
+        return segments
+    alone = [replace(s, pattern=(FULL,) * len(s.pattern)) if s.group > 1 else s for s in segments]
+    return one_by_one(alone)
 
 
 @weakly_cached
@@ -128,7 +139,7 @@ def _compiled_loops(
     num_layers = sum(len(segment.pattern) * (segment.repeats or 0) for segment in segments)
     loops = lambda cut: _loops(call, segments, cut)
     run = differentiable(call, num_layers, loops, lambda *lists: scans(*lists)[0], say)
-    return jax.jit(lambda stacked, shared, carry: (run(stacked, shared, carry), []), inline=True)
+    return compiled(lambda stacked, shared, carry: (run(stacked, shared, carry), []))
 
 
 def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str, more: str = "") -> None:

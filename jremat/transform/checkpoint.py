@@ -11,7 +11,7 @@ from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
-from jremat.graph.trace import Program, capture, graph_of
+from jremat.graph.trace import Program, capture, graph_of, weakly_cached
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
@@ -164,10 +164,26 @@ class ByMarks:
 def _rematted(
     program: Program, decisions: Decisions, prevent_cse: bool, policy: Policy
 ) -> Callable[[Any, Any], list[Any]]:
-    def run(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        return evaluate(program.jaxpr, consts, inputs, decisions.marks)
+    marks = tuple(sorted(decisions.marks.items()))
+    return _remembered(program.jaxpr, marks, decisions.saved, decisions.offloaded, prevent_cse, policy)
 
-    by_name = _by_name(decisions)
+
+@weakly_cached
+def _remembered(
+    jaxpr: Any,
+    marks: tuple[tuple[str, str], ...],
+    saved: frozenset[str],
+    offloaded: frozenset[str],
+    prevent_cse: bool,
+    policy: Policy,
+) -> Callable[[Any, Any], list[Any]]:
+    """One function for equal calls, so that JAX finds its traces again and an eager call compiles nothing twice."""
+    body, named = jaxpr.replace(), dict(marks)  # not ``jaxpr`` itself: the cache would keep it alive
+
+    def run(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        return evaluate(body, consts, inputs, named)
+
+    by_name = _by_name(Decisions(named, saved, offloaded))
     # Older JAX's jax_remat3 knows its own policies by their type and asks no other.
     asked = by_name if _asks_no_policy() else ByMarks(policy, by_name)
     return jax.checkpoint(run, policy=asked, prevent_cse=prevent_cse)

@@ -11,7 +11,7 @@ from jax import lax
 
 from jremat.policy import LayerPlan, Policy, Request, Segment
 from jremat.policy.counts import whole_number
-from jremat.graph.trace import weakly_cached
+from jremat.graph.trace import compiled, weakly_cached
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.flat import Layout, flat_call, take_call
 from jremat.transform.layer import Flat, Leaves
@@ -64,7 +64,9 @@ def compiled_scans(
     jaxpr: Any, layout: Layout, segments: tuple[Segment, ...], made_for: tuple[Any, ...]
 ) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
     """``scanned`` as one compiled function of flat lists, made once for a traced block and a plan."""
-    return jax.jit(flat_scans(flat_call(jaxpr, layout), layout.num_carry, segments), inline=True)
+    run = flat_scans(flat_call(jaxpr, layout), layout.num_carry, segments)
+    # The key-reuse checker knows that a remat's replay is no reuse, but not that one inside of a compiled function is.
+    return run if jax.config.jax_debug_key_reuse else compiled(run)
 
 
 def flat_scans(
