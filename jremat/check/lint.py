@@ -9,22 +9,25 @@ import jax
 
 from jremat.check.finding import Finding, Rule
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
+from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.graph.arguments import map_arrays, take_apart
 from jremat.policy import NONE, LayerPlan, Policy, Request
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.checkpoint import checkpoint
+from jremat.transform.scan import ONE_BY_ONE
 
-RULES: tuple[Rule, ...] = (
+OF_A_REMAT: tuple[Rule, ...] = (
     *names.RULES,
     *policies.RULES,
     *placement.RULES,
     *kernels.RULES,
     *kept.RULES,
-    *reruns.RULES,
-    *peaks.RULES,
 )
+"""The rules that look at remats one by one."""
+
+RULES: tuple[Rule, ...] = (*OF_A_REMAT, *reruns.RULES, *peaks.RULES)
 """Every rule, in the order in which they are tried."""
 
 
@@ -69,13 +72,26 @@ def lint(
     static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     found: list[Finding] = []
     for one in distinct or (policy,):
-        subject = subject_of(take_apart(under(f, one, **static), args, kwargs, **static))
-        subject.policy, subject.is_block = one, num_layers is not None
+        call = take_apart(under(f, one, **static), args, kwargs, **static)
+        subject = subject_of(call)
         if not active_places(subject.avals):
             raise ValueError("args: expected a floating-point array to differentiate by, got none")
-        found += findings(subject, RULES)
+        subject = subject.of(one, num_layers is not None)
+        with ONE_BY_ONE(True):  # the loops of ``stack`` hold no remats: its layers are read one by one
+            layers = subject_of(call).of(one, num_layers is not None)
+        if _steps(layers) == _steps(subject):
+            found += findings(subject, RULES)
+        else:
+            of_layers = findings(layers, (*OF_A_REMAT, *reruns.RULES))
+            known = {(finding.rule, finding.place) for finding in of_layers}
+            of_loops = findings(subject, (*reruns.RULES, *peaks.RULES))
+            found += [*of_layers, *(f for f in of_loops if (f.rule, f.place) not in known)]
     if num_layers is not None and policy is not None:
-        found += _of_stack(f, args, policy, num_layers)
+        try:
+            found += _of_stack(f, args, policy, num_layers)
+        except ValueError:  # a stack refuses a policy that matches nothing
+            if not found:
+                raise
     return tuple(dict.fromkeys(found))
 
 
@@ -90,6 +106,10 @@ def findings(subject: Subject, rules: Sequence[Rule]) -> tuple[Finding, ...]:
         ):  # an effect in a remat, of which side-effect says more: there is no gradient to read
             continue
     return tuple(found)
+
+
+def _steps(subject: Subject) -> list[str]:
+    return [eqn.primitive.name for eqn, _, _ in equations(subject.jaxpr)]
 
 
 def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> list[Finding]:

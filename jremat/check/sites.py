@@ -10,7 +10,9 @@ from typing import Any
 from jax.extend import core
 
 from jremat.graph.graph import Graph
-from jremat.graph.trace import Program, graph_of, inner_jaxprs, is_call, opened, user_line
+from jremat.graph.trace import MARK, REWRITABLE, Program, graph_of, inner_jaxprs, is_call, opened, user_line
+from jremat.policy.ops import tagged_name
+from jremat.transform.checkpoint import ByMarks
 
 # Their inside is not what JAX differentiates, so a remat there does nothing.
 HIDDEN = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr", "pallas_call"})
@@ -32,8 +34,9 @@ class Site:
 
     Args:
         eqns: its equations.
-        body: what it reruns, an open jaxpr.
-        policy: what it was given; None keeps nothing.
+        body: what it reruns, an open jaxpr; of a remat of ours as its user wrote it, without our marks.
+        policy: what it was given; None keeps nothing. Of a remat of ours the user's policy.
+        ours: whether it is ``jremat.checkpoint``'s, which decides value by value.
         prevent_cse: whether the compiler is kept from merging the rerun with the first run.
         third: whether it is of ``jax_remat3``.
         repeats: how often it runs in one call: its equations times the loops around them.
@@ -45,6 +48,7 @@ class Site:
     eqns: tuple[Any, ...]
     body: Any
     policy: Any
+    ours: bool
     prevent_cse: bool
     third: bool
     repeats: int
@@ -116,7 +120,9 @@ def _sites(jaxpr: Any, around: tuple[Site, ...], repeats: int, loops: int, call:
             cse = getattr(held, "prevent_cse", True) if held is not None else eqn.params["prevent_cse"]
             kept_apart = any(cse) if isinstance(cse, tuple) else bool(cse)
             source = user_line(eqn, call) or next((line for _, _, line in equations(body) if line), "")
-            site = Site((eqn,), body, policy, kept_apart, held is not None, repeats, loops, around, source)
+            ours = isinstance(policy, ByMarks)
+            policy, body = (policy.policy, unmarked(body)) if isinstance(policy, ByMarks) else (policy, body)
+            site = Site((eqn,), body, policy, ours, kept_apart, held is not None, repeats, loops, around, source)
             yield site
             inside = (*around, site)
         elif eqn.primitive.name == "scan":
@@ -124,6 +130,39 @@ def _sites(jaxpr: Any, around: tuple[Site, ...], repeats: int, loops: int, call:
             deeper = loops + is_loop(eqn)
         for inner, _ in inner_jaxprs(eqn):
             yield from _sites(inner, inside, repeats * times, deeper, eqn if is_call(eqn) else call)
+
+
+def unmarked(jaxpr: Any) -> Any:
+    """An open program without the names that we put on values, loops and branches inside too."""
+    renamed: dict[Any, Any] = {}
+    eqns = []
+
+    def read(v: Any) -> Any:
+        return v if isinstance(v, core.Literal) else renamed.get(v, v)
+
+    for eqn in jaxpr.eqns:
+        if (tagged_name(eqn.primitive, eqn.params) or "").startswith(MARK):
+            renamed[eqn.outvars[0]] = read(eqn.invars[0])
+            continue
+        changed = _unmarked_inside(eqn)
+        reads_mark = any(v in renamed for v in eqn.invars if not isinstance(v, core.Literal))
+        if changed or reads_mark:
+            eqn = eqn.replace(invars=[read(v) for v in eqn.invars], params={**eqn.params, **changed})
+        eqns.append(eqn)
+    if len(eqns) == len(jaxpr.eqns) and all(one is other for one, other in zip(eqns, jaxpr.eqns)):
+        return jaxpr
+    return jaxpr.replace(eqns=eqns, outvars=[read(v) for v in jaxpr.outvars])
+
+
+def _unmarked_inside(eqn: Any) -> dict[str, Any]:
+    if eqn.primitive.name not in REWRITABLE:
+        return {}
+    inner = [jaxpr for jaxpr, _ in inner_jaxprs(eqn)]
+    new = [unmarked(opened(jaxpr)) for jaxpr in inner]
+    if all(opened(one) is other for one, other in zip(inner, new)):
+        return {}
+    closed = tuple(core.ClosedJaxpr(n, j.consts) if isinstance(j, core.ClosedJaxpr) else n for n, j in zip(new, inner))
+    return {"branches": closed} if eqn.primitive.name == "cond" else {"jaxpr": closed[0]}
 
 
 def is_loop(eqn: Any) -> bool:

@@ -32,6 +32,10 @@ class Subject:
         self.closed, self.policy, self.bare, self.is_block = closed, policy, bare, is_block
         self._without: dict[frozenset[int], Subject] = {}
 
+    def of(self, policy: Any, is_block: bool) -> "Subject":
+        """The same program, with the policy that it was put under."""
+        return Subject(self.closed, policy, self.bare, is_block)
+
     @property
     def jaxpr(self) -> Any:
         """As written, open."""

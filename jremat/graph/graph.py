@@ -108,20 +108,39 @@ class Graph:
         Inputs and constants count in the order in which they are first read, whatever their order in the call: so a
         block has the fingerprint that it has as a layer of a stack, where its arguments are sorted anew.
         """
+        heads, steps = self._text
+        return hashlib.sha256(f"{heads};{';'.join(steps)}".encode()).hexdigest()[:16]
+
+    @cached_property
+    def signature(self) -> str:
+        """The fingerprint, a dash, and two hex digits an operation, which tell where two graphs differ first."""
+        _, steps = self._text
+        codes = (hashlib.sha256(step.encode()).hexdigest()[:2] for step in steps)
+        return f"{self.fingerprint}-{''.join(codes)}"
+
+    def first_difference(self, signature: str) -> Op | None:
+        """The first operation that isn't the one that another graph's ``signature`` has in its place, if any."""
+        mine, theirs = (whole.partition("-")[2] for whole in (self.signature, signature))
+        places = range(min(len(mine), len(theirs)) // 2)
+        at = next((k for k in places if mine[2 * k : 2 * k + 2] != theirs[2 * k : 2 * k + 2]), len(places))
+        return self.ops[at] if theirs and at < len(self.ops) else None
+
+    @cached_property
+    def _text(self) -> tuple[str, list[str]]:
+        """What the fingerprint is made of: of what is given, and of each operation."""
         given: dict[str, str] = {}
         made = {out for op in self.ops for out in op.outputs}
 
         def called(value: str) -> str:
             return value if value in made else given.setdefault(value, f"given{len(given)}")
 
-        text = ";".join(
+        steps = [
             f"{op.id} {op.primitive} {' '.join(map(called, op.inputs))} -> "
             + " ".join(f"{o}{self.values[o].dtype}{self.values[o].shape}" for o in op.outputs)
             + "".join(graph.fingerprint for graph in op.inner)
             for op in self.ops
-        )
-        heads = " ".join(f"{self.values[i].dtype}{self.values[i].shape}" for i in given)
-        return hashlib.sha256(f"{heads};{text}".encode()).hexdigest()[:16]
+        ]
+        return " ".join(f"{self.values[i].dtype}{self.values[i].shape}" for i in given), steps
 
     @property
     def matmul_flops(self) -> int:

@@ -155,7 +155,7 @@ class _Reader:
         else:
             key = _same(eqn, inputs) if name in PURE else None
             if key in self.made:
-                env[eqn.outvars[0]] = self.made[key].outputs[0]
+                env |= dict(zip(eqn.outvars, self.made[key].outputs))
                 return
             op = self._op(name, eqn, call, inputs, [v.aval for v in eqn.outvars])
             if key is not None:

@@ -18,6 +18,7 @@ from jax._src import tree_util as private_tree
 from jax._src.interpreters import partial_eval
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import RefEffect
+from jax._src.util import weakref_lru_cache
 from jax.extend import core
 from jax.extend.core.primitives import name_p
 from jax.interpreters import ad
@@ -36,6 +37,24 @@ MARK = "jremat."
 REWRITABLE = frozenset({"scan", "cond", "jit", "pjit"})
 """Primitives whose inside a policy can decide value by value, a ``jit`` that places its arguments among them; all
 others that hold a jaxpr are opaque."""
+
+
+weakly_cached = weakref_lru_cache
+"""A cache that holds its function's first argument weakly, e.g. a program. What is made must not hold that either."""
+
+
+def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit(f)`` where it is called eagerly; where a program is traced, ``f`` becomes part of that."""
+    alone, within = jax.jit(f), jax.jit(f, inline=True)
+    return lambda *args: (within if _staged() else alone)(*args)
+
+
+def _staged() -> bool:
+    """Whether a program is being traced, under whatever transformations."""
+    trace = private_core.trace_ctx.trace
+    while not isinstance(trace, partial_eval.DynamicJaxprTrace) and hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    return isinstance(trace, partial_eval.DynamicJaxprTrace)
 
 
 @dataclass(frozen=True)

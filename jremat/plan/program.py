@@ -161,7 +161,7 @@ def read_block(
     forward = sum(checked_costs(cost(graph), len(graph.ops)))
     # A backward pass does the matmuls of two forward passes.
     link = Link(host_link_bytes_per_second, forward, 2 * forward) if host_link_bytes_per_second else None
-    problem = Problem(nodes, graph.fingerprint, link, aliases)
+    problem = Problem(nodes, graph.signature, link, aliases)
     return Block(program, problem, forward, graph.matmul_flops, names_only)
 
 

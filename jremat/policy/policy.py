@@ -204,7 +204,7 @@ class Policy:
             parts += [f"{name_key}:{','.join(names)}"] if names else []
             parts += [f"{ops_key}:{'+'.join(families)}"] if families else []
         if self.values:
-            parts.append(f"{len(self.values)} planned values of graph {self.fingerprint}")
+            parts.append(f"{len(self.values)} planned values of graph {str(self.fingerprint).partition('-')[0]}")
         if parts[:1] == [_DEFAULT_SPEC[SAVE]] and len(parts) > 1 and parts[1].startswith("but:"):
             parts = parts[1:]  # "but:…" alone says that all else is kept
         return ";".join(parts) or "full"

@@ -7,18 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jremat.graph.arguments import arrays_alone
-from jremat.policy import LayerPlan, Policy, Segment
+from jremat.graph.trace import compiled, weakly_cached
+from jremat.policy import FULL, LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
-from jremat.transform.flat import check_lengths, flatten, one_layer, writes_beside
+from jremat.transform.flat import Layout, flat_call, given, take_call
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.loops import Group, Loop, Repeat, Scheduled
 from jremat.transform.offload import boundary_on_host, inside_group, on_device, warn_where_ignored
 from jremat.transform.revolve import binomial
-from jremat.transform.scan import copies_parameters, lost_schedules, resolved, scanned
+from jremat.transform.scan import (
+    ONE_BY_ONE,
+    compiled_scans,
+    copies_parameters,
+    flat_scans,
+    lost_schedules,
+    made_for,
+    one_by_one,
+    resolved,
+)
 from jremat.transform.schedule import tables
 
 
@@ -29,8 +37,10 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     is what is computed from them alone (a cast to bfloat16). Matmuls of the replay stand under JAX's
     ``rematted_computation`` scope. All of that is of reverse mode, where loops of our own do the work. Forward mode
     (``jax.jvp``, ``jax.linearize``, ``jax.jacfwd``), second derivatives and blocks that write values beside the carry
-    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says once a call what that costs; what the
-    plan offloads stays on the device in the first two.
+    run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says when it is traced what that costs; what
+    the plan offloads stays on the device in the first two. Under ``jax_debug_key_reuse`` it runs as scans, too.
+
+    Traces are remembered as by ``jax.jit``: called again with equal shapes, outside of ``jit`` too, nothing is compiled.
 
     Args:
         block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
@@ -61,33 +71,72 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     """
     segments = resolved(plan, num_layers)
 
+    used = tuple(dict.fromkeys(policy for segment in segments for policy in segment.pattern))
+
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
-        used = dict.fromkeys(policy for segment in segments for policy in segment.pattern)
         warn_where_ignored(used)
-        check_lengths(parameters, num_layers)
-        call, parameters, shared = arrays_alone(block, parameters, shared)
-        if writes_beside(call, parameters, carry, shared):
-            _say_scanned(plan, segments, "a block that writes values beside its carry")
-            return scanned(call, segments, parameters, carry, shared)
-        flat = flatten(call, parameters, carry, shared)
-        stacked = [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
-        expect_matches(flat.call, used, one_layer(stacked), flat.shared, flat.carry)
-
-        def scan(stacked: Leaves, shared: Leaves, carry: Leaves) -> Leaves:
-            layer = lambda own, carry, *shared: (flat.call(own, list(shared), carry), ())
-            # JAX can't differentiate what it offloads in reverse mode twice.
-            kept = [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments]
-            return scanned(layer, kept, stacked, carry, shared)[0]
-
-        @functools.cache  # once for all that a call's derivatives need of it
-        def say() -> None:
-            moved = "; what it offloads stays on the device" if any(policy.offloads for policy in used) else ""
-            _say_scanned(plan, segments, "forward mode or a second derivative", moved)
-
-        run = differentiable(flat.call, num_layers, lambda cut: _loops(flat.call, segments, cut), scan, say)
-        return flat.finish(run(stacked, flat.shared, flat.carry))
+        call = take_call(block, parameters, carry, shared, num_layers)
+        _expect_matches(call.jaxpr, call.layout, used, made_for(segments))
+        if ONE_BY_ONE.value:
+            run = compiled_scans(call.jaxpr, call.layout, one_by_one(segments), made_for(segments))
+        elif why := _only_scans(call.layout):
+            as_scans = _scannable(segments)
+            _say_scanned(plan, as_scans, why)
+            run = compiled_scans(call.jaxpr, call.layout, as_scans, made_for(as_scans))
+        else:
+            run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
+        return call.finish(*run(call.stacked, call.shared, call.carry))
 
     return stacked_blocks
+
+
+def _only_scans(layout: Layout) -> str:
+    """Why a stack runs as scans in reverse mode too; empty where it doesn't."""
+    if layout.writes:
+        return "a block that writes values beside its carry"
+    if jax.config.jax_debug_key_reuse:  # which has no rule for a derivative of one's own, and takes a replay for reuse
+        return "jax_debug_key_reuse"
+    return ""
+
+
+def _scannable(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The plan as scans; under the key-reuse checker, which takes a group's replay for reuse, each layer alone."""
+    if not jax.config.jax_debug_key_reuse:
+        return segments
+    alone = [replace(s, pattern=(FULL,) * len(s.pattern)) if s.group > 1 else s for s in segments]
+    return one_by_one(alone)
+
+
+@weakly_cached
+def _expect_matches(jaxpr: Any, layout: Layout, policies: tuple[Policy, ...], made_for: tuple[Any, ...]) -> None:
+    lists = given(jaxpr, layout)
+    expect_matches(flat_call(jaxpr, layout), policies, *lists)
+
+
+@weakly_cached
+def _compiled_loops(
+    jaxpr: Any, layout: Layout, plan: LayerPlan | Policy, segments: tuple[Segment, ...], made_for: tuple[Any, ...]
+) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
+    """The stack as one compiled function of flat lists, made once for a traced block and a plan.
+
+    Returns:
+        A function of (stacked parameters, what the layers share, carry) to the last carry and what the layers wrote:
+        nothing.
+    """
+    call = flat_call(jaxpr, layout)
+    # JAX can't differentiate what it offloads in reverse mode twice.
+    scans = flat_scans(call, layout.num_carry, [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments])
+
+    @functools.cache  # once for all that a call's derivatives need of it
+    def say() -> None:
+        offloads = any(policy.offloads for segment in segments for policy in segment.pattern)
+        moved = "; what it offloads stays on the device" if offloads else ""
+        _say_scanned(plan, segments, "forward mode or a second derivative", moved)
+
+    num_layers = sum(len(segment.pattern) * (segment.repeats or 0) for segment in segments)
+    loops = lambda cut: _loops(call, segments, cut)
+    run = differentiable(call, num_layers, loops, lambda *lists: scans(*lists)[0], say)
+    return compiled(lambda stacked, shared, carry: (run(stacked, shared, carry), []))
 
 
 def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str, more: str = "") -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
-from jremat.graph.trace import Program, capture, graph_of
+from jremat.graph.trace import Program, capture, graph_of, weakly_cached
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
@@ -87,7 +88,7 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     if policy.keeps_everything:  # a plan, and these are its shapes
         return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
     _refuse_lost_offload(policy, decisions)
-    outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
+    outs = _rematted(program, decisions, prevent_cse, policy)(program.consts, arguments.arrays)
     return jax.tree.unflatten(program.out_tree, outs)
 
 
@@ -149,15 +150,57 @@ def _needed(program: Program, every: Sequence[Candidate]) -> frozenset[str]:
     marks = {candidate.value.id: candidate.mark for candidate in every if not candidate.inside}
     everything = Decisions(marks, frozenset(candidate.mark for candidate in every), frozenset())
     inputs, consts = ([var.aval for var in some] for some in (program.jaxpr.invars, program.jaxpr.constvars))
-    rows = read_residuals(take_apart(_rematted(program, everything, True), (consts, inputs), {}))
+    rows = read_residuals(take_apart(_rematted(program, everything, True, Policy()), (consts, inputs), {}))
     return frozenset(row.mark for row in rows if row.mark)
 
 
-def _rematted(program: Program, decisions: Decisions, prevent_cse: bool) -> Callable[[Any, Any], list[Any]]:
-    def run(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        return evaluate(program.jaxpr, consts, inputs, decisions.marks)
+@dataclass(frozen=True)
+class ByMarks:
+    """JAX's policy over the marks of one program, with the policy that decided on them.
 
-    return jax.checkpoint(run, policy=_by_name(decisions), prevent_cse=prevent_cse)
+    Args:
+        policy: of the user.
+        by_name: of JAX.
+    """
+
+    policy: Policy
+    by_name: Callable[..., Any]
+
+    def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
+        """JAX's policy protocol."""
+        return self.by_name(prim, *avals, **params)
+
+
+def _rematted(
+    program: Program, decisions: Decisions, prevent_cse: bool, policy: Policy
+) -> Callable[[Any, Any], list[Any]]:
+    marks = tuple(sorted(decisions.marks.items()))
+    return _remembered(program.jaxpr, marks, decisions.saved, decisions.offloaded, prevent_cse, policy)
+
+
+@weakly_cached
+def _remembered(
+    jaxpr: Any,
+    marks: tuple[tuple[str, str], ...],
+    saved: frozenset[str],
+    offloaded: frozenset[str],
+    prevent_cse: bool,
+    policy: Policy,
+) -> Callable[[Any, Any], list[Any]]:
+    """One function for equal calls, so that JAX finds its traces again and an eager call compiles nothing twice."""
+    body, named = jaxpr.replace(), dict(marks)  # not ``jaxpr`` itself: the cache would keep it alive
+
+    def run(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        return evaluate(body, consts, inputs, named)
+
+    by_name = _by_name(Decisions(named, saved, offloaded))
+    # Older JAX's jax_remat3 knows its own policies by their type and asks no other.
+    asked = by_name if _asks_no_policy() else ByMarks(policy, by_name)
+    return jax.checkpoint(run, policy=asked, prevent_cse=prevent_cse)
+
+
+def _asks_no_policy() -> bool:
+    return bool(getattr(jax.config, "jax_remat3", False)) and jax.__version_info__ < (0, 12)
 
 
 def _by_name(decisions: Decisions) -> Callable[..., Any]:
@@ -175,7 +218,7 @@ def _by_name(decisions: Decisions) -> Callable[..., Any]:
 
 
 def _refuse_lost_offload(policy: Policy, decisions: Decisions) -> None:
-    if decisions.offloaded and getattr(jax.config, "jax_remat3", False) and jax.__version_info__ < (0, 12):
+    if decisions.offloaded and _asks_no_policy():
         raise ValueError(
             f"policy: {policy.spec!r} offloads, which jax_remat3 of jax {jax.__version__} recomputes instead; "
             "turn jax_remat3 off or use jax 0.12"

@@ -156,11 +156,8 @@ def shapes_given(graph: Graph) -> tuple[str, ...]:
 def _mismatch(graph: Graph, policy: Policy) -> str | None:
     if policy.made_for and (problem := policy.made_for.shapes_problem(shapes_given(graph))):
         return f"policy: {problem}"
-    if policy.fingerprint is not None and policy.fingerprint != graph.fingerprint:
-        return (
-            f"policy: {_plan(policy)} was planned for graph {policy.fingerprint}, the function's graph is "
-            f"{graph.fingerprint}; other shapes, another function or another JAX: plan anew"
-        )
+    if policy.fingerprint is not None and policy.fingerprint.partition("-")[0] != graph.fingerprint:
+        return f"policy: {_plan(policy)} {_other_graph(graph, policy.fingerprint)}: plan anew"
     every = tuple(candidates(graph))
     lost = sorted({value for value, _ in policy.values} - {c.value.id for c in every})
     if lost:
@@ -185,6 +182,22 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
         where = ", ".join(hidden)
         return f"policy: {policy.spec!r} can't reach what {where}; put jremat.checkpoint on the function inside"
     return None
+
+
+def _other_graph(graph: Graph, signature: str) -> str:
+    """What to say where a plan was made for another graph."""
+    why = "other shapes, another function or another JAX"
+    differs = graph.first_difference(signature)
+    if "-" not in signature:  # by hand
+        return f"was planned for graph {signature}, the function's graph is {graph.fingerprint}; {why}"
+    if differs is None:
+        return f"was planned for another program, which begins as this function does; {why}"
+    made = ", ".join(f"{graph.values[o].dtype}{list(graph.values[o].shape)}" for o in differs.outputs)
+    where = f" at {differs.source}" if differs.source else ""
+    return (
+        f"was planned for another program; the first operation that differs is {differs.primitive} to {made}{where}; "
+        f"{why}"
+    )
 
 
 def _plan(policy: Policy) -> str:

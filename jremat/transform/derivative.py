@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
@@ -102,7 +103,7 @@ class _Passes:
             # Of what is saved the backward pass reads the first carry's tangent alone.
             for place, t in zip(self.loops[0].carried, tangents[2], strict=True):
                 if place is not None and _moves(t):
-                    along[place] = jnp.zeros_like(leaves[place]).at[0].set(t)
+                    along[place] = lax.dynamic_update_index_in_dim(jnp.zeros_like(leaves[place]), t, 0, 0)
             return (out, saved), (out_tangents, jax.tree.unflatten(tree, along))
 
         forward.defjvp(tangents_of, symbolic_zeros=True)
@@ -156,14 +157,14 @@ class _Passes:
     def _first(self, saved: Any, unheld: Leaves) -> Leaves:
         """The first carry."""
         leaves, supply = jax.tree.leaves(saved), iter(unheld)
-        return [next(supply) if place is None else leaves[place][0] for place in self.loops[0].carried]
+        return [next(supply) if place is None else _head(leaves[place]) for place in self.loops[0].carried]
 
     def _first_tangents(self, saved: Any, unheld: Sequence[Any], carry: Leaves) -> list[Any]:
         """Its tangents, from those of what was saved and what wasn't."""
         leaves, supply = jax.tree.leaves(saved), iter(unheld)
         found = [next(supply) if place is None else leaves[place] for place in self.loops[0].carried]
         at_first = [place is not None for place in self.loops[0].carried]
-        return [(t[0] if head else t) if _moves(t) else _zero(x) for t, head, x in zip(found, at_first, carry)]
+        return [(_head(t) if head else t) if _moves(t) else _zero(x) for t, head, x in zip(found, at_first, carry)]
 
 
 def _jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -177,6 +178,10 @@ def _jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any])
         return f(*jax.tree.unflatten(tree, [next(supply) if flag else x for flag, x in zip(flags, at, strict=True)]))
 
     return jax.jvp(of_moved, _those(flags, at), _those(flags, along))
+
+
+def _head(stacked: jax.Array) -> jax.Array:
+    return lax.index_in_dim(stacked, 0, keepdims=False)
 
 
 def _moves(tangent: Any) -> bool:

@@ -1,6 +1,6 @@
 """A block of pytrees as one of flat lists, traced once: what differs from layer to layer, and what doesn't."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,63 +8,131 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jremat.graph.arguments import array_leaves, map_arrays, take_apart_at
+from jremat.graph.arguments import array_leaves, arrays_alone, map_arrays, take_apart_at
 from jremat.graph.effects import rerunnable
 from jremat.graph.trace import Program
 from jremat.transform.layer import Flat, Leaves
 
 
 @dataclass(frozen=True)
-class FlatBlock:
-    """A block on flat lists, and the values that a stack of it starts from.
+class Layout:
+    """What the leaves of a block's program are. Its inputs: a layer's parameters, the carry, shared values, constants.
 
     Args:
-        call: (one layer's parameters, what all layers share, carry) to the next carry.
+        num_layer: leaves of one layer's parameters.
+        moves: for each leaf of the carry, whether a layer changes it.
+        writes: whether the block returns ``(carry, writes)``.
+    """
+
+    num_layer: int
+    moves: tuple[bool, ...]
+    writes: bool
+
+    @property
+    def still(self) -> tuple[bool, ...]:
+        """For each leaf of the carry, whether a layer hands it on unchanged."""
+        return tuple(not move for move in self.moves)
+
+    @property
+    def num_carry(self) -> int:
+        """Leaves of the carry that a layer changes."""
+        return sum(self.moves)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a stack: its block, and the values that it starts from.
+
+    Args:
+        jaxpr: the block's program. JAX remembers traces, so equal calls of one function share this object.
+        layout: of that program.
+        stacked: parameters, [L, ...].
         shared: what all layers share: the arguments, what the block closed over, and what of the carry it hands on
             unchanged (positions, a step's dropout key), which would otherwise be kept once a layer.
         carry: the rest of the carry.
-        finish: the last carry as the caller's pytree.
+        finish: the last carry and what the layers wrote, as the caller's pytrees.
     """
 
-    call: Flat
+    jaxpr: Any
+    layout: Layout
+    stacked: Leaves
     shared: Leaves
     carry: Leaves
-    finish: Callable[[Leaves], Any]
+    finish: Callable[[Leaves, Leaves], Any]
 
 
-def flatten(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> FlatBlock:
+def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...], num_layers: int) -> Call:
     """Trace ``block`` for one layer of ``parameters``.
 
     Args:
-        block: ``block(layer_parameters, carry, *shared)`` to the next carry.
+        block: ``block(layer_parameters, carry, *shared)`` to the next carry, or to ``(carry, writes)``.
         parameters: stacked over the layers.
         carry, shared: arrays or numbers, in pytrees.
+        num_layers: that ``parameters`` are for.
 
     Raises:
-        ValueError: the block's result isn't like its carry.
+        ValueError: a leaf of ``parameters`` has another length, the block's result isn't like its carry, or it has an
+            effect that a rerun would repeat.
     """
-    one, closed, out_shape = _traced(block, parameters, carry, shared)
-    _check_carry(carry, out_shape)
+    check_lengths(parameters, num_layers)
+    block, parameters, shared = arrays_alone(block, parameters, shared)
+    one = one_layer(parameters)
+    traced, out = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
+    paths = take_apart_at(block, (one, carry, *shared), {}, ()).paths
+    closed = rerunnable(Program(traced.jaxpr, tuple(traced.consts), None, paths), "block")
+    writes = _writes_beside(carry, out)
+    _check_carry(carry, out[0] if writes else out)
     leaves, tree = jax.tree.flatten(carry)
-    jaxpr, num_layer = closed.jaxpr, len(jax.tree.leaves(one))
-    layer, states, arguments = _cut(jaxpr.invars, num_layer, len(leaves))
-    moves = [before is not after for before, after in zip(states, jaxpr.outvars, strict=True)]
-    still = [not move for move in moves]
-    values = [jnp.asarray(leaf) for leaf in (*jax.tree.leaves(shared), *closed.consts, *_those(still, leaves))]
-    common = [*arguments, *jaxpr.constvars, *_those(still, states)]
-    flat = jaxpr.replace(
-        constvars=[], invars=[*layer, *common, *_those(moves, states)], outvars=_those(moves, jaxpr.outvars)
-    )
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(flat, ()))
+    num_layer = len(jax.tree.leaves(one))
+    states = closed.jaxpr.invars[num_layer : num_layer + len(leaves)]
+    moves = tuple(before is not after for before, after in zip(states, closed.jaxpr.outvars))
+    layout = Layout(num_layer, moves, writes)
+    written = jax.tree.structure(out[1]) if writes else None
+    values = (*jax.tree.leaves(shared), *closed.consts, *_those(layout.still, leaves))
 
-    def finish(last: Leaves) -> Any:
+    def finish(last: Leaves, wrote: Leaves) -> Any:
         supply = iter(last)
-        return jax.tree.unflatten(tree, [next(supply) if move else leaf for move, leaf in zip(moves, leaves)])
+        end = jax.tree.unflatten(tree, [next(supply) if move else leaf for move, leaf in zip(moves, leaves)])
+        return end if written is None else (end, jax.tree.unflatten(written, wrote))
+
+    return Call(
+        closed.jaxpr,
+        layout,
+        [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)],
+        [jnp.asarray(leaf) for leaf in values],
+        [jnp.asarray(leaf) for leaf in _those(moves, leaves)],
+        finish,
+    )
+
+
+def flat_call(jaxpr: Any, layout: Layout) -> Flat:
+    """A block's program as a function of (one layer's parameters, what all layers share, carry).
+
+    Returns:
+        The next carry, then what the layer writes beside it. It doesn't hold ``jaxpr`` itself: a cache by that program,
+        which this function is made for, would keep it alive.
+    """
+    ahead, written = jaxpr.outvars[: len(layout.moves)], jaxpr.outvars[len(layout.moves) :]
+    invars = [v for some in _inputs(jaxpr, layout) for v in some]
+    flat = jaxpr.replace(constvars=[], invars=invars, outvars=[*_those(layout.moves, ahead), *written])
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(flat, ()))
 
     def call(layer: Leaves, common: Leaves, state: Leaves) -> Leaves:
         return list(run(*layer, *common, *state))
 
-    return FlatBlock(call, values, [jnp.asarray(leaf) for leaf in _those(moves, leaves)], finish)
+    return call
+
+
+def given(jaxpr: Any, layout: Layout) -> list[list[Any]]:
+    """The types of what ``flat_call`` takes."""
+    return [[v.aval for v in some] for some in _inputs(jaxpr, layout)]
+
+
+def _inputs(jaxpr: Any, layout: Layout) -> tuple[list[Any], list[Any], list[Any]]:
+    end = layout.num_layer + len(layout.moves)
+    layer, states = jaxpr.invars[: layout.num_layer], jaxpr.invars[layout.num_layer : end]
+    common = [*jaxpr.invars[end:], *jaxpr.constvars, *_those(layout.still, states)]
+    return list(layer), common, _those(layout.moves, states)
 
 
 def check_lengths(parameters: Any, num_layers: int) -> None:
@@ -82,37 +150,15 @@ def one_layer(parameters: Any) -> Any:
     return map_arrays(lambda leaf: jax.eval_shape(lambda leaf: leaf[0], leaf), parameters)
 
 
-def writes_beside(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> bool:
+def _writes_beside(carry: Any, out: Any) -> bool:
     """Whether a block returns ``(carry, writes)``: what a layer writes beside the carry, such as batch statistics.
 
     Told by structure: a pair whose first half is built like the carry, where the whole isn't.
-
-    Raises:
-        ValueError: as ``flatten``.
-
-    >>> batch = jnp.ones((2, 3))
-    >>> writes_beside(lambda w, x: (x * w, x.mean()), jnp.ones(4), batch, ())
-    True
-    >>> writes_beside(lambda w, x: (x[0] * w, x[1]), jnp.ones(4), (batch, batch), ())  # a carry of two
-    False
     """
-    _, _, out = _traced(block, parameters, carry, shared)
     own: Any = jax.tree.structure(carry)
     if jax.tree.structure(out) == own or not (isinstance(out, tuple) and len(out) == 2):
         return False
-    if jax.tree.structure(out[0]) != own:
-        return False
-    _check_carry(carry, out[0])
-    return True
-
-
-def _traced(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """One layer's shapes, the block's program and the shape of what it returns; JAX remembers the trace."""
-    one = one_layer(parameters)
-    closed, out = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
-    paths = take_apart_at(block, (one, carry, *shared), {}, ()).paths
-    program = rerunnable(Program(closed.jaxpr, tuple(closed.consts), None, paths), "block")
-    return one, core.ClosedJaxpr(program.jaxpr, program.consts), out
+    return jax.tree.structure(out[0]) == own
 
 
 def _check_carry(carry: Any, out: Any) -> None:
@@ -128,10 +174,5 @@ def _check_carry(carry: Any, out: Any) -> None:
             )
 
 
-def _those(flags: list[bool], values: Any) -> list[Any]:
+def _those(flags: Sequence[bool], values: Any) -> list[Any]:
     return [value for flag, value in zip(flags, values, strict=True) if flag]
-
-
-def _cut(values: Any, first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
-    values = list(values)
-    return values[:first], values[first : first + second], values[first + second :]

@@ -98,9 +98,10 @@ def _lifted(
 
             call = like(call, _without_self(parameters_of), "variables", "rngs")
             arguments = take_apart_at(call, (variables, rngs, *args), kwargs, static)
-            # Parameters are often made on a batch of one: a plan is held to the shapes of what is differentiated.
+            # Parameters are made by a program of its own, often on a batch of one, and nothing is differentiated
+            # then: a plan speaks of the values of what is.
             making = any(scope.get_flag("initializing", False) for scope in jax.tree.leaves(scope_fn(variables, rngs)))
-            held = replace(policy, made_for=None) if making else policy
+            held = replace(policy, values=(), fingerprint=None, made_for=None) if making else policy
             return call_rematted(arguments, held, strict=strict, prevent_cse=prevent_cse)
 
         return lift.pack(inner, (True,), (True,), (True,), name="remat", enable_kwargs=True)

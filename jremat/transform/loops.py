@@ -182,8 +182,8 @@ class Scheduled:
 
     def forward(self, weights: Weights, start: Any, carry: Leaves) -> tuple[Leaves, Any]:
         """Forward, with the states that the schedule stores on its way."""
-        states = [jnp.zeros((self.tables.registers, *x.shape), x.dtype) for x in carry]
-        states = _write(states, carry, 0)
+        # Made from the input itself, so that they have its whole type: sharding, manual axes, a key's kind.
+        states = [lax.broadcast(x, (self.tables.registers,)) for x in carry]
 
         def turn(states: Leaves, row: Any) -> tuple[Leaves, None]:
             i, read, write = row

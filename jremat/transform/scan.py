@@ -2,19 +2,24 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jremat.graph.arguments import arrays_alone
+from jremat.graph.trace import compiled, weakly_cached
 from jremat.policy import LayerPlan, Policy, Request, Segment
 from jremat.policy.counts import whole_number
 from jremat.transform.checkpoint import checkpoint
-from jremat.transform.flat import check_lengths, writes_beside
+from jremat.transform.flat import Layout, flat_call, take_call
+from jremat.transform.layer import Flat, Leaves
 
 Block = Callable[..., Any]
+ONE_BY_ONE = jax.make_user_context(False)
+"""Where it is True, a stack is traced as scans of layers that each stand alone under their policy: what a lint reads."""
+
 _NOTHING = jax.checkpoint_policies.nothing_saveable  # None would mean the same, and reads as if it meant no remat
 
 
@@ -46,13 +51,50 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
     def run(parameters: Any, carry: Any, *shared: Any) -> Any:
         if lost := lost_schedules(segments):
             warnings.warn(f"plan: {lost}", UserWarning, stacklevel=2)
-        check_lengths(parameters, num_layers)
-        call, parameters, shared = arrays_alone(block, parameters, shared)
-        if writes_beside(call, parameters, carry, shared):
-            return scanned(call, segments, parameters, carry, shared)
-        return scanned(_writing_nothing(call), segments, parameters, carry, shared)[0]
+        call = take_call(block, parameters, carry, shared, num_layers)
+        as_planned = one_by_one(segments) if ONE_BY_ONE.value else segments
+        run_scans = compiled_scans(call.jaxpr, call.layout, as_planned, made_for(segments))
+        return call.finish(*run_scans(call.stacked, call.shared, call.carry))
 
     return run
+
+
+@weakly_cached
+def compiled_scans(
+    jaxpr: Any, layout: Layout, segments: tuple[Segment, ...], made_for: tuple[Any, ...]
+) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
+    """``scanned`` as one compiled function of flat lists, made once for a traced block and a plan."""
+    run = flat_scans(flat_call(jaxpr, layout), layout.num_carry, segments)
+    # The key-reuse checker knows that a remat's replay is no reuse, but not that one inside of a compiled function is.
+    return run if jax.config.jax_debug_key_reuse else compiled(run)
+
+
+def flat_scans(
+    call: Flat, num_carry: int, segments: Sequence[Segment]
+) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
+    """``scanned`` on flat lists: (stacked, shared, carry) to the last carry and what the layers wrote.
+
+    Args:
+        call: the block; it returns its ``num_carry`` leaves of the next carry, then what it writes.
+        num_carry: leaves of the carry.
+        segments: closed.
+    """
+
+    def layer(own: Leaves, carry: Leaves, *shared: Any) -> tuple[Leaves, Leaves]:
+        out = call(own, list(shared), carry)
+        return out[:num_carry], out[num_carry:]
+
+    return lambda stacked, shared, carry: scanned(layer, segments, stacked, carry, shared)
+
+
+def one_by_one(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same policies layer by layer, without groups and schedules."""
+    return tuple(replace(segment, group=1, slots=None) for segment in segments)
+
+
+def made_for(segments: Sequence[Segment]) -> tuple[Any, ...]:
+    """What the policies of a plan were planned for, which doesn't count where policies are compared."""
+    return tuple(policy.made_for for segment in segments for policy in segment.pattern)
 
 
 def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
@@ -142,43 +184,35 @@ def _length(segment: Segment) -> int:
     return len(segment.pattern) * (segment.repeats or 0)
 
 
-def _writing_nothing(block: Block) -> Block:
-    return lambda *args: (block(*args), ())
-
-
 def _segment(block: Block, segment: Segment, parameters: Any, carry: Any, shared: Sequence[Any]) -> tuple[Any, Any]:
     pattern, length, group = segment.pattern, _length(segment), segment.group
     if segment.slots is not None:
         group = _in_place_of(segment)
     if group == 1:
-        return _pattern(block, pattern, parameters, carry, shared)
+        return _pattern(block, pattern, length, parameters, carry, shared)
     whole, rest = divmod(length, group)
     written = []
 
-    def replay(own: Any, carry: Any) -> Any:
-        return _pattern(block, pattern, own, carry, shared)
-
-    def one(carry: Any, own: Any) -> tuple[Any, Any]:
+    def replayed(layers: int, alone: bool) -> Callable[[Any, Any], tuple[Any, Any]]:
+        replay = lambda own, carry: _pattern(block, pattern, layers, own, carry, shared)
         # A loop of one turn is unrolled, and there XLA would merge the replay with the forward.
-        replayed = jax.checkpoint(replay, policy=_NOTHING, prevent_cse=whole == 1)
-        return replayed(own, carry)
+        return jax.checkpoint(replay, policy=_NOTHING, prevent_cse=alone)
 
     if whole:
-        carry, out = lax.scan(one, carry, _rows(parameters, whole, group))
+        one = lambda carry, own: replayed(group, whole == 1)(own, carry)
+        carry, out = lax.scan(one, carry, _rows(parameters, whole, group), length=whole)
         written.append(_flat_rows(out))
     if rest:
-        last = jax.checkpoint(replay, policy=_NOTHING)
-        carry, out = last(_slice(parameters, whole * group, length), carry)
+        carry, out = replayed(rest, True)(_slice(parameters, whole * group, length), carry)
         written.append(out)
     return carry, _joined(written)
 
 
 def _pattern(
-    block: Block, pattern: tuple[Policy, ...], parameters: Any, carry: Any, shared: Sequence[Any]
+    block: Block, pattern: tuple[Policy, ...], length: int, parameters: Any, carry: Any, shared: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """Layers under a repeated pattern, the last repeat cut short where they don't divide."""
+    """``length`` layers under a repeated pattern, the last repeat cut short where they don't divide."""
     size = len(pattern)
-    length = jnp.shape(jax.tree.leaves(parameters)[0])[0]
     whole, rest = divmod(length, size)
     written = []
 
@@ -195,7 +229,7 @@ def _pattern(
         written.append(out)
     elif whole:
         rows = parameters if size == 1 else _rows(parameters, whole, size)
-        carry, out = lax.scan(lambda carry, rows: turns(carry, rows, pattern, alone=False), carry, rows)
+        carry, out = lax.scan(lambda carry, rows: turns(carry, rows, pattern, alone=False), carry, rows, length=whole)
         written.append(out if size == 1 else _flat_rows(out))
     if rest:
         carry, out = turns(carry, _slice(parameters, whole * size, length), pattern[:rest], alone=True)

@@ -82,7 +82,7 @@ def _counting(subject: Subject) -> Iterator[Finding]:
 
 def _unheard(subject: Subject) -> Iterator[Finding]:
     for site in subject.sites:
-        if not site.third or site.policy is None:
+        if not site.third or site.policy is None or site.ours:
             continue
         wanted = _permitted(site)
         kept = Counter((row.primitive, row.shape, row.dtype) for row in of_site(site).rows)
