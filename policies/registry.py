@@ -9,7 +9,7 @@ from types import MappingProxyType
 from jremat.policy import RECOMPUTE, Policy
 from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
 from policies.entry import Entry, Spec
-from policies.grammar import Zoo, parse
+from policies.grammar import Zoo, no_effect, parse
 
 ENTRIES: tuple[Entry, ...] = (
     *builtin.ENTRIES,
@@ -57,7 +57,7 @@ def get(spec: str) -> Spec:
         ValueError: unknown or ambiguous (near names are listed), out of range, or of no effect.
 
     Warns:
-        UserWarning: under ``jax_remat3``, where JAX doesn't ask a plain policy about every operation, so that this one
+        UserWarning: a rule that changes nothing, as in ``none;save:a``, which keeps all; under ``jax_remat3``, where JAX doesn't ask a plain policy about every operation, so that this one
             would keep less than it says.
 
     >>> get("dots_saveable") == get("checkpoint_dots")
@@ -70,6 +70,8 @@ def get(spec: str) -> Spec:
     ValueError: policy: no spec 'dots_savable'; did you mean 'dots_saveable'?
     """
     policy = parse(spec, ZOO)
+    if isinstance(policy, Policy) and policy.idle:
+        warnings.warn(f"policy: {spec!r}: {no_effect(policy)}", UserWarning, stacklevel=2)
     if isinstance(policy, Policy) and not policy.strict_only and _unheard(policy):
         version = sys.modules["jax"].__version__
         warnings.warn(

@@ -156,6 +156,7 @@ def _offloaded(policy: Spec, flags: Mapping[str, list[str]]) -> tuple[Spec, list
     if policy.default is not SAVE or not tensors:
         return policy, [*notes, *[f"--offload-modules: not carried over beside {policy.spec!r}"] * bool(tensors)]
     names = dict(policy.names) | dict.fromkeys(tensors, OFFLOAD)
+    notes += [f"{n}: to be recomputed and offloaded; offloaded here" for n, _ in policy.names if n in tensors]
     return Policy(names=tuple(names.items()), default=SAVE, optional=policy.optional), notes
 
 

@@ -59,7 +59,7 @@ def checkpoint(
     Source: the selective recomputation of Chen et al. 2016, arXiv 1604.06174, section 4, decided per value.
     """
     expect_policy(policy)
-    if policy.keeps_everything and policy.made_for is None:
+    if policy.is_identity:
         return f
 
     @functools.wraps(f)
@@ -75,7 +75,7 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     """One call, rematted: what ``checkpoint`` does once the arguments are known."""
     program = capture(arguments)
     decisions = decisions_for(program, policy, strict=strict)
-    if policy.keeps_everything:  # a plan, and these are its shapes
+    if policy.keeps_everything:  # a plan, or names that it requires; they are there
         return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
     _refuse_lost_offload(policy, decisions)
     outs = _rematted(program, decisions, prevent_cse)(program.consts, arguments.arrays)
@@ -116,7 +116,7 @@ def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any
     """Raise where ``checkpoint(f, policy)`` would raise at its call, for each of ``policies``; nothing is rematted."""
     program = capture(take_apart(f, args, {}))
     for policy in policies:
-        if not policy.keeps_everything or policy.made_for is not None:
+        if not policy.is_identity:
             graph = _graph_for(program, policy)
             check(graph, policy, strict=True)
             _refuse_lost_offload(policy, decide(graph, policy))

@@ -51,7 +51,7 @@ def remat_linen(
     dict_keys(['Dense_0', 'Dense_1'])
     """
     expect_policy(policy)
-    if policy.keeps_everything and policy.made_for is None:
+    if policy.is_identity:
         return block
     parameters_of = getattr(block, method)
 
