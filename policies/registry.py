@@ -57,8 +57,8 @@ def get(spec: str) -> Spec:
         ValueError: unknown or ambiguous (near names are listed), out of range, or of no effect.
 
     Warns:
-        UserWarning: a rule that changes nothing, as in ``none;save:a``, which keeps all; under ``jax_remat3``, where JAX doesn't ask a plain policy about every operation, so that this one
-            would keep less than it says.
+        UserWarning: a rule that changes nothing, as in ``none;save:a``, which keeps everything; under ``jax_remat3``,
+            where JAX doesn't ask a plain policy about every operation, so that this one would keep less than it says.
 
     >>> get("dots_saveable") == get("checkpoint_dots")
     True
