@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jremat.policy import LayerPlan, Policy, Request
 
 Spec = Policy | LayerPlan | Request
-"""What ``policies.get`` returns: for one block, for a stack, or a wish that needs shapes first."""
+"""What ``policies.get`` returns: for one block, for a stack, or a request that needs shapes first."""
 
 
 @dataclass(frozen=True)

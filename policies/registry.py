@@ -5,10 +5,11 @@ import sys
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import cast
 
-from jremat.policy import RECOMPUTE, Policy
+from jremat.policy import RECOMPUTE, Policy, PolicyLike
 from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
-from policies.entry import Entry, Spec
+from policies.entry import Entry
 from policies.grammar import Zoo, no_effect, parse
 
 ENTRIES: tuple[Entry, ...] = (
@@ -40,7 +41,7 @@ def _named() -> Mapping[str, Policy]:
 ZOO = Zoo(named=_named(), families=MappingProxyType({"megatron": megatron.modules, "sac": torch_sac.sac}))
 
 
-def get(spec: str) -> Spec:
+def get(spec: str) -> PolicyLike:
     """The policy, plan or request that a spec stands for.
 
     A ``Policy`` goes wherever JAX and Flax take one (``jax.checkpoint(f, policy=p)``, ``nn.remat(Block, policy=p)``)
@@ -80,7 +81,7 @@ def get(spec: str) -> Spec:
             UserWarning,
             stacklevel=2,
         )
-    return policy
+    return cast(PolicyLike, policy)
 
 
 # The first release tried in which jax_remat3 asks a plain policy about names; in 0.10.2 it asks about nothing.

@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import cast
 
-from jremat.policy import OFFLOAD, SAVE, Policy
+from jremat.policy import OFFLOAD, SAVE, Policy, PolicyLike
 from policies.entry import Spec
 from policies.near import did_you_mean
 from policies.registry import get
@@ -73,7 +74,7 @@ def from_megatron(arguments: str | Sequence[str]) -> Translation:
     other = [f"--{flag}" for flag in unknown if flag not in lost]
     if other:
         notes.append(f"left out, as not about activations: {' '.join(other)}")
-    return Translation(policy, tuple(notes))
+    return Translation(cast(PolicyLike, policy), tuple(notes))
 
 
 def _flags(words: list[str]) -> dict[str, list[str]]:

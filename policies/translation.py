@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from policies.entry import Spec
+from jremat.policy import PolicyLike
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Translation:
       note: MaxText's 'none' hands None to JAX, which is full remat on most of its paths; to keep everything: none
     """
 
-    policy: Spec
+    policy: PolicyLike
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:

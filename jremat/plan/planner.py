@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units, readable
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, search
 from jremat.plan.stack import Choice, Stack
-from jremat.policy import FULL, NONE, LayerPlan, Policy
+from jremat.policy import FULL, NONE, LayerPlan, Policy, PolicyLike
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
@@ -281,7 +281,7 @@ def _result(
     choice = found.choice
     seconds = choice.recompute_seconds / kind.num_devices if objective == "seconds" else None
     return Plan(
-        policy=choice.plan,
+        policy=cast(PolicyLike, choice.plan),
         peak_bytes=found.peak_bytes,
         predicted_peak_bytes=found.predicted_peak_bytes,
         hbm_bytes=memory_bytes,

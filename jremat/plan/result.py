@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jremat.policy import LayerPlan, Policy
+from jremat.policy import LayerPlan, Policy, PolicyLike
 from jremat.policy.made_for import MadeFor
 from jremat.policy.plan_file import write
 
@@ -124,7 +124,7 @@ class Plan:
         num_layers: of the stack; None: a function without layers.
     """
 
-    policy: Policy | LayerPlan
+    policy: PolicyLike
     peak_bytes: int | None
     predicted_peak_bytes: int
     hbm_bytes: int

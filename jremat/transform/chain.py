@@ -4,7 +4,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,11 @@ from jremat.transform.revolve import binomial
 from jremat.transform.scan import copies_parameters, lost_schedules, resolved, scanned
 from jremat.transform.schedule import tables
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: int) -> Callable[..., Any]:
+
+def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -> Callable[P, R]:
     """``num_layers`` of ``block`` in a row, under a plan that may differ from layer to layer.
 
     Kept and recomputed is what the plan says, layer by layer; parameters are read where they stand and never kept, nor
@@ -85,7 +88,7 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
         run = differentiable(flat.call, num_layers, lambda cut: _loops(flat.call, segments, cut), scan, say)
         return flat.finish(run(stacked, flat.shared, flat.carry))
 
-    return stacked_blocks
+    return cast(Callable[P, R], stacked_blocks)
 
 
 def _say_scanned(plan: LayerPlan | Policy, segments: Sequence[Segment], what: str, more: str = "") -> None:

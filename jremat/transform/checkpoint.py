@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
@@ -16,15 +16,18 @@ from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
 from jremat.transform.decide import Candidate, Decisions, candidates, check, decide
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def checkpoint(
-    f: Callable[..., Any],
+    f: Callable[P, R],
     policy: Policy,
     *,
     strict: bool = True,
     static_argnames: str | Sequence[str] = (),
     prevent_cse: bool = True,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """``f``, whose gradient keeps just the values that ``policy`` keeps and recomputes the others.
 
     The function is traced to its graph, each value gets its decision, and a name is put on those to keep: so the policy
@@ -63,10 +66,9 @@ def checkpoint(
         return f
 
     @functools.wraps(f)
-    def rematted(*args: Any, **kwargs: Any) -> Any:
-        return call_rematted(
-            take_apart(f, args, kwargs, static_argnames), policy, strict=strict, prevent_cse=prevent_cse
-        )
+    def rematted(*args: P.args, **kwargs: P.kwargs) -> R:
+        arguments = take_apart(f, args, kwargs, static_argnames)
+        return cast(R, call_rematted(arguments, policy, strict=strict, prevent_cse=prevent_cse))
 
     return rematted
 

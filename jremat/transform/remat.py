@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
 
 import flax.linen as nn
 from flax import nnx
@@ -11,6 +11,32 @@ from flax import nnx
 from jremat.policy.policy import Policy
 from jremat.transform.linen import remat_linen
 from jremat.transform.nnx import remat_nnx, remat_nnx_class
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def remat(
+    target: type[T],
+    policy: Policy,
+    *,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    prevent_cse: bool = True,
+) -> type[T]: ...
+
+
+@overload
+def remat(
+    target: Callable[P, R],
+    policy: Policy,
+    *,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    prevent_cse: bool = True,
+) -> Callable[P, R]: ...
 
 
 def remat(
