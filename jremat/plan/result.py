@@ -72,8 +72,8 @@ class Point:
         plan: a policy for all layers, or a plan over them.
         kept_bytes: of all layers, over what full remat keeps, on all devices.
         predicted_peak_bytes: of the whole step.
-        expected_peak_bytes: the same, moved by what the compiler said of the plan that keeps about as much; the
-            compiler's own word where this plan was compiled.
+        expected_peak_bytes: the same, corrected by what the compiler said of near plans that run in the same way; what
+            the compiler said of this plan where it was compiled.
         recompute_seconds: modelled, of all layers; None under an objective of FLOPs.
         recompute_flops: matmuls, of all layers.
     """
