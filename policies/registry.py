@@ -9,7 +9,7 @@ from typing import cast
 
 from jremat.policy import RECOMPUTE, Policy, PolicyLike
 from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
-from policies.entry import Entry
+from policies.entry import Entries, Entry
 from policies.grammar import Zoo, no_effect, parse
 
 ENTRIES: tuple[Entry, ...] = (
@@ -112,11 +112,11 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ZOO.named, *examples)))
 
 
-def table() -> tuple[Entry, ...]:
+def table() -> Entries:
     """The zoo, one row a policy or form: spec, kept, recomputed, costs, equivalents elsewhere, source.
 
     >>> row = next(row for row in table() if row.spec == "dots_with_no_batch_dims_saveable")
     >>> row.gpt.kept_bytes, row.gpt.recomputed_flops
     ('e*b*s*9*h', '2*b*s*h*2*s')
     """
-    return ENTRIES
+    return Entries(ENTRIES)

@@ -24,3 +24,5 @@ class Translation:
 
     def __str__(self) -> str:
         return "\n".join((self.policy.spec, *(f"  note: {note}" for note in self.notes)))
+
+    __repr__ = __str__

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jremat.check.finding import Finding, Rule
+from jremat.check.finding import Finding, Findings, Rule
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.graph.arguments import take_apart
@@ -34,7 +34,7 @@ def lint(
     num_layers: int | None = None,
     static_argnames: str | Sequence[str] = (),
     **kwargs: Any,
-) -> tuple[Finding, ...]:
+) -> Findings:
     """Mistakes in how ``f`` is rematted: each with its line, what it costs in bytes or FLOPs, and the cure.
 
     Nothing is run, and no name is guessed from: the rules read the traced program, its gradient, what it keeps, and the
@@ -73,7 +73,7 @@ def lint(
         found += findings(subject, RULES)
     if num_layers is not None and policy is not None:
         found += _of_stack(f, args, policy, num_layers)
-    return tuple(dict.fromkeys(found))
+    return Findings(dict.fromkeys(found))
 
 
 def findings(subject: Subject, rules: Sequence[Rule]) -> tuple[Finding, ...]:
