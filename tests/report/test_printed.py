@@ -56,7 +56,10 @@ RESULTS = {
     "fits": (lambda: fits(STEP, *ARGS, target="h200"), ("fits in 132.8 GiB", "compiled for h200, not run")),
     "traced peak": (lambda: jremat.traced_peak(STEP, *ARGS), ("MiB", "predicted", "not compiled", "up")),
     "trace": (lambda: jremat.trace(mlp, *ARGS), ("537 MFLOP", "up", "2.0 MiB")),
-    "ledger": (lambda: jremat.estimate(CONFIG, policies.get("full"), batch=2, seq=64), ("bytes at the peak", "predicted")),
+    "ledger": (
+        lambda: jremat.estimate(CONFIG, policies.get("full"), batch=2, seq=64),
+        ("bytes at the peak", "predicted"),
+    ),
     "lint": (lambda: jremat.lint(MISTYPED, *ARGS), ("'upp'", "costs 2.68e+08 FLOPs", "cure")),
     "no findings": (lambda: jremat.lint(mlp, *ARGS), ("no findings",)),
     "replay": (lambda: jremat.replay(mlp, *ARGS, policy=SAVE_UP), ("equal bit for bit", "recomputed")),
