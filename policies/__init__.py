@@ -1,5 +1,6 @@
 """The zoo of remat policies: ``policies.get("dots_saveable")``, ``policies.table()``, ``python -m policies``."""
 
+from jremat.policy import PolicyLike
 from jremat.policy.plan_file import write as write_plan
 from policies.entry import Cost, Entry
 from policies.grammar import parse_bytes
@@ -12,6 +13,7 @@ from policies.translation import Translation
 __all__ = [
     "Cost",
     "Entry",
+    "PolicyLike",
     "Translation",
     "from_huggingface",
     "from_maxtext",

@@ -18,8 +18,8 @@ SPEC_WIDTH = 41  # of the longest spec, so that each can be copied
 LEGEND = (
     "Per layer. b batch, s sequence, h hidden, n query heads, k key and value width, f MLP width, e bytes of a value; "
     "M is 1 where attention materialises its scores, F where it is fused, else 0.\n"
-    "Kept: bytes for the backward pass, the block's input included, dropout off. Redone: matmul FLOPs of the forward "
-    "that the backward repeats."
+    "Kept: bytes for the backward pass, the block's input included, dropout off. Recomputed: matmul FLOPs of "
+    "the forward pass that the backward pass repeats; shares, as in overhead:0.03, are of the forward's matmul FLOPs."
 )
 
 
@@ -46,7 +46,7 @@ def zoo(entries: Sequence[Entry]) -> Table:
     """The zoo as a table, one row an entry."""
     rows = Table(show_lines=True, pad_edge=False, title="Remat policies", expand=True)
     rows.add_column("Spec · elsewhere · source", width=SPEC_WIDTH, overflow="fold")
-    for heading in ("Keeps → recomputes", "Bytes kept → FLOPs redone, per layer"):
+    for heading in ("Keeps → recomputes", "Bytes kept → matmul FLOPs recomputed, per layer"):
         rows.add_column(heading, ratio=1, overflow="fold")
     for entry in entries:
         rows.add_row(_spec(entry), _fate(entry), _costs(entry))

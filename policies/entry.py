@@ -4,9 +4,10 @@ import re
 from dataclasses import dataclass
 
 from jremat.policy import LayerPlan, Policy, Request
+from jremat.policy.shown import aligned
 
 Spec = Policy | LayerPlan | Request
-"""What ``policies.get`` returns: for one block, for a stack, or a wish that needs shapes first."""
+"""What ``policies.get`` returns: for one block, for a stack, or a request that needs shapes first."""
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,26 @@ class Entry:
     def is_form(self) -> bool:
         """Whether ``spec`` has places to fill in, so that only ``policy`` can be asked for as it stands."""
         return self.spec != self.policy.spec
+
+    def __str__(self) -> str:
+        kept, host, again = self.gpt.pretty()
+        rows = [
+            ("spec", " ".join((self.spec, *(f"= {alias}" for alias in self.aliases)))),
+            ("keeps", self.kept),
+            ("recomputes", self.recomputed),
+            ("GPT layer", f"{kept} bytes kept, {again} FLOPs recomputed, {host} bytes on the host"),
+            ("elsewhere", self.elsewhere),
+            ("source", self.source),
+        ]
+        return aligned([row for row in rows if row[1]])
+
+    __repr__ = __str__
+
+
+class Entries(tuple[Entry, ...]):
+    """Rows of the zoo that print as a table."""
+
+    def __str__(self) -> str:
+        return aligned([("spec", "keeps"), *((entry.spec, entry.kept) for entry in self)])
+
+    __repr__ = __str__

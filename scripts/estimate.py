@@ -108,7 +108,8 @@ def show(
         ((policy, ledger),) = counted
         out.print(of_ledger(ledger, f"{title}, {policy.spec}"))
         share = 100 * ledger.recompute_flops / ledger.forward_flops
-        print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; recomputed {share:.1f}% of the forward")
+        recomputes = f"recomputes {share:.1f}% of the forward's matmul FLOPs"
+        print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; {recomputes}")
         for assumption in ledger.assumptions:
             print(f"assumes: {assumption}")
         if hbm_bytes is not None:

@@ -85,7 +85,7 @@ def _run(flags: Planning) -> int:
     print(_summary(flags, answer))
     if saved:
         print(f"saved; {how_to_run(answer, saved.spec)}")
-    elif "planned values" in answer.plan.policy.spec:
+    elif answer.plan.needs_file:
         print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
     for path in pictures:
         print(f"picture {path}")
@@ -94,7 +94,6 @@ def _run(flags: Planning) -> int:
 
 def _summary(flags: Planning, answer: Any) -> str:
     """The plan in three lines."""
-    from jremat.plan.result import readable
     from jremat.report.tables import human
 
     plan, case = answer.plan, answer.case
@@ -104,7 +103,7 @@ def _summary(flags: Planning, answer: Any) -> str:
     speed = f", {answer.tokens_per_second:,.0f} tokens/s modelled" if answer.tokens_per_second else ""
     return (
         f"{case.model}, batch {case.batch} × {answer.tokens // case.batch} tokens on {case.target}: "
-        f"{readable(plan.policy.spec)}\n"
+        f"{plan.policy.spec}\n"
         f"peak {shown}{host}, predicted {human(plan.predicted_peak_bytes)}; of {human(plan.hbm_bytes)} "
         f"less {plan.margin:.0%}; {plan.compiles} compile{'s' * (plan.compiles != 1)}\n"
         f"recomputes {plan.recompute_share:.1%} of the layers' forward matmul FLOPs{step}{speed}"

@@ -119,7 +119,10 @@ class Ledger:
             + ("  (host)" if line.on_host else "")
             for line in self.lines
         ]
-        return "\n".join([*rows, f"{self.peak_bytes:>17,}  bytes at the peak, which is at the {self.peak_moment}"])
+        peak = f"{self.peak_bytes:>17,}  bytes at the peak, which is at the {self.peak_moment}; predicted, not compiled"
+        return "\n".join([*rows, peak])
+
+    __repr__ = __str__
 
 
 def summed(lines: Iterable[Line]) -> tuple[Line, ...]:

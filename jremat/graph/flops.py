@@ -10,6 +10,7 @@ from jremat.graph.arguments import take_apart
 from jremat.graph.arithmetic import FUSED_RERUN, is_square, matmul_flops, other_flops
 from jremat.graph.trace import capture, inner_jaxprs, live, opened, scopes
 from jremat.policy.names import RERUN_SCOPE
+from jremat.policy.shown import aligned, human_flops
 
 REMAT_SCOPE = "rematted_computation"
 """The scope under which JAX's remat, and our chain, recompute."""
@@ -107,11 +108,22 @@ class Flops:
         return self.matmul.total
 
     def __str__(self) -> str:
-        again = f"; {self.matmul.rerun:,} rerun inside kernels" if self.matmul.rerun else ""
-        return (
-            f"{self.model:,} model matmul FLOPs in {self.count.model:,} matmuls; "
-            f"{self.recompute:,} done again in {self.count.recompute:,}{again}; {self.other.total:,} other FLOPs"
-        )
+        of_model = lambda flops: f"{flops / self.model:.1%} of the model's matmul FLOPs" if self.model else ""
+        rows = [
+            ("model", human_flops(self.model), f"in {self.count.model:,} matmuls"),
+            (
+                "recompute",
+                human_flops(self.recompute),
+                f"in {self.count.recompute:,} matmuls",
+                of_model(self.recompute),
+            ),
+        ]
+        if self.matmul.rerun:
+            rows.append(("rerun", human_flops(self.matmul.rerun), "inside kernels", of_model(self.matmul.rerun)))
+        rows.append(("other", human_flops(self.other.total), "not matmuls"))
+        return aligned(rows, right=[1])
+
+    __repr__ = __str__
 
 
 def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:

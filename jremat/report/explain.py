@@ -9,6 +9,7 @@ from jremat.graph.flops import Flops, flops_of
 from jremat.graph.residuals import row_of
 from jremat.graph.trace import aval_bytes
 from jremat.policy import OFFLOAD, LayerPlan, Policy
+from jremat.policy.shown import cut, human_flops
 from jremat.report.again import Again, made_again
 from jremat.report.parts import ORDER, layers_of, module_of, part_of
 from jremat.report.program import BothWays, both_ways
@@ -117,9 +118,13 @@ class Explanation:
             for row in self.of("kept", "offloaded", "recomputed")
             if not row.fetched
         ]
-        share = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        share = ""
+        if self.forward_flops:
+            share = f", {self.recompute_flops / self.forward_flops:.1%} of the forward's matmul FLOPs"
         total = f"{self.kept_bytes:,} bytes kept, {self.offloaded_bytes:,} on the host"
-        return "\n".join([*lines, f"{total}; {self.recompute_flops:,} matmul FLOPs again{share}"])
+        return "\n".join([*map(cut, lines), cut(f"{total}; recompute: {human_flops(self.recompute_flops)}{share}")])
+
+    __repr__ = __str__
 
 
 def explain(

@@ -54,7 +54,11 @@ def totals(found: Explanation) -> list[str]:
     lines = [f"kept         {human(found.kept_bytes)} in {_count(kept)} on the device"]
     if host:
         lines.append(f"offloaded    {human(found.offloaded_bytes)} in {_count(host)} in the host's memory")
-    share = f", {found.recompute_flops / found.forward_flops:.1%} of the forward's" if found.forward_flops else ""
+    share = (
+        f", {found.recompute_flops / found.forward_flops:.1%} of the forward's matmul FLOPs"
+        if found.forward_flops
+        else ""
+    )
     cost = f"{human_flops(found.recompute_flops)} in matmuls{share}" if again else "nothing"
     lines.append(f"made again   {cost}")
     if inputs:

@@ -78,7 +78,11 @@ def _json(figures: Any) -> str:
 
 def _cards(told: Told) -> str:
     found, timeline = told.found, told.timeline
-    share = f"{found.recompute_flops / found.forward_flops:.1%} of the forward's matmuls" if found.forward_flops else ""
+    share = (
+        f"{found.recompute_flops / found.forward_flops:.1%} of the forward's matmul FLOPs"
+        if found.forward_flops
+        else ""
+    )
     cards = [
         (human(timeline.peak_bytes), f"predicted peak: {said(timeline)}"),
         (human(found.kept_bytes), f"kept for the backward pass, {len(found.of('kept'))} values"),

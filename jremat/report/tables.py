@@ -4,38 +4,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jremat.policy.shown import human, human_flops
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 PIPE_WIDTH = 160
 """Columns of a table that goes to a pipe or a file, which rich would give 80."""
-
-
-def human(nbytes: float) -> str:
-    """Bytes in a unit that suits them.
-
-    >>> human(1536), human(80 * 2**30)
-    ('1.5 KiB', '80.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.1f} TiB"
-
-
-def human_flops(flops: float) -> str:
-    """FLOPs in a unit that suits them.
-
-    >>> human_flops(1_236_950_581_248), human_flops(27)
-    ('1.24 TFLOP', '27 FLOP')
-    """
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
-        if abs(flops) < 1000:
-            return f"{flops:.0f} {unit}" if unit == "FLOP" else f"{flops:.3g} {unit}"
-        flops /= 1000
-    return f"{flops:,.3g} PFLOP"
 
 
 def changed(difference: float, unit: str) -> str:

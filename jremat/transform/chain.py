@@ -4,7 +4,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
@@ -29,8 +29,11 @@ from jremat.transform.scan import (
 )
 from jremat.transform.schedule import tables
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: int) -> Callable[..., Any]:
+
+def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -> Callable[P, R]:
     """``num_layers`` of ``block`` in a row, under a plan that may differ from layer to layer.
 
     Kept and recomputed is what the plan says, layer by layer; parameters are read where they stand and never kept, nor
@@ -87,7 +90,7 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
             run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
         return call.finish(*run(call.stacked, call.shared, call.carry))
 
-    return stacked_blocks
+    return cast(Callable[P, R], stacked_blocks)
 
 
 def _only_scans(layout: Layout) -> str:

@@ -19,7 +19,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("device's own", lambda r: _device(r)),
     ("temp", lambda r: human(r["temp_bytes"]) if "temp_bytes" in r else ""),
     ("host", lambda r: human(r["host_bytes"]) if r.get("host_bytes") else ""),
-    ("recompute", lambda r: f"{r['recompute_flops'] / r['model_flops']:.1%}" if "recompute_flops" in r else ""),
+    ("recompute,\nof model FLOPs", lambda r: _of_model(r)),
     ("compile", lambda r: f"{r['compile_seconds']:.1f} s" if "compile_seconds" in r else ""),
     ("step", lambda r: f"{r['step_seconds']:.4g} s ±{r['spread_seconds']:.2g}" if "step_seconds" in r else ""),
     ("tokens/s", lambda r: f"{r['tokens_per_second']:,.0f}" if "tokens_per_second" in r else ""),
@@ -49,6 +49,10 @@ def label(row: Row) -> str:
     kind = row.get("hardware", {}).get("device_kind")
     ran = f"{row['target']}: run on {kind}" if "step_seconds" in row else None
     return ran or row.get("label") or row["target"]
+
+
+def _of_model(row: Row) -> str:
+    return f"{row['recompute_flops'] / row['model_flops']:.1%}" if "recompute_flops" in row else ""
 
 
 def _device(row: Row) -> str:

@@ -13,7 +13,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     shown.add_column("policy · PyTorch", ratio=3, overflow="fold")
     for heading in (
         "kept KiB",
-        "redone, share of forward",
+        "recomputed, share of the forward's matmul FLOPs",
         "gradient off by",
         "peak MiB",
         "time over none (~: not told apart)",

@@ -42,7 +42,7 @@ def of_policies(counted: Sequence[Counted], title: str, hbm_bytes: int | None) -
     """A line a policy, least memory first."""
     table = Table(title=title, title_justify="left")
     table.add_column("policy")
-    for name in ("peak", "kept by layers", "on the host", "recomputed"):
+    for name in ("peak", "kept by layers", "on the host", "recomputed,\nof the forward"):
         table.add_column(name, justify="right")
     table.add_column("peak at")
     if hbm_bytes is not None:
@@ -67,7 +67,7 @@ def of_ways(ways: Sequence[Way], spec: str) -> Table:
     table = Table(title=f"what would make {spec} fit, smallest change first", title_justify="left")
     table.add_column("change", overflow="fold")
     table.add_column("peak", justify="right")
-    table.add_column("recomputed", justify="right")
+    table.add_column("recomputed,\nof the forward", justify="right")
     for way in ways:
         table.add_row(way.change, human(way.peak_bytes), f"{100 * way.recompute:.1f}%")
     return table

@@ -1,10 +1,11 @@
 """The best few plans timed on the device that is here, and the fastest of them taken."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from jremat.measure import program, target
 from jremat.plan.result import Plan, Point
+from jremat.policy import PolicyLike
 from scripts.benchmark.build import built_under, config_of, flops_of
 from scripts.benchmark.measure import timed
 from scripts.planning.question import Answer
@@ -45,7 +46,7 @@ def fastest(answer: Answer, out: Any) -> Answer:
         answer,
         plan=replace(
             plan,
-            policy=best.plan,
+            policy=cast(PolicyLike, best.plan),
             peak_bytes=peak_bytes,
             predicted_peak_bytes=best.predicted_peak_bytes,
             kept_bytes=best.kept_bytes // kind.num_devices,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from jremat.plan.result import Kept, Plan, Point, readable
+from jremat.plan.result import Kept, Plan, Point
 from jremat.report.tables import human, human_flops
 from scripts.planning.question import Answer, Tried
 
@@ -43,16 +43,17 @@ def _together(rows: Sequence[Kept]) -> list[Kept]:
 def of_frontier(answer: Answer) -> Table:
     """The frontier, thinned, with the named policies in their places, most memory first.
 
-    Peaks are predicted and, where plans were compiled, moved by what the compiler says of the nearest of them.
+    Peaks are predicted; near a compiled plan that runs in the same way they are corrected by what the compiler said.
     """
     plan = answer.plan
     title = "frontier, predicted; named policies under the same cost model"
     if plan.peak_bytes is not None:
-        title += "; moved by what the compiler says of the nearest that it was asked"
+        title += "; near the compiled plan corrected by its compile"
     table = Table(title=title, title_justify="left")
     table.add_column("plan", overflow="fold")
     seconds = plan.objective == "seconds"
-    for head in ("peak", "fits", "recomputed", *(("recompute", "step", "tokens/s") if seconds else ())):
+    modelled = ("recompute", "step", "tokens/s") if seconds else ()
+    for head in ("peak", "fits", "recomputed,\nof the layers' forward", *modelled):
         table.add_column(head, justify="right")
     rows = [(point, "named") for point in plan.beside] + [(point, "") for point in thinned(plan)]
     own = any(point.plan == plan.policy for point in plan.frontier)
@@ -104,13 +105,13 @@ def thinned(plan: Plan) -> list[Point]:
 
 def words(point: Point) -> str:
     """A plan for a table."""
-    return readable(point.spec)
+    return point.spec
 
 
 def of_sizes(tried: Sequence[Tried], name: str) -> Table:
     """The sizes that were tried."""
     table = Table(title=f"{name}, predicted", title_justify="left")
-    for head in (name, "peak", "recomputed", "step", "tokens/s"):
+    for head in (name, "peak", "recomputed,\nof the layers' forward", "step", "tokens/s"):
         table.add_column(head, justify="right")
     for row in tried:
         size = str(getattr(row.case, name))
