@@ -24,7 +24,9 @@ from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.estimate.hardware import CHIPS
 from jremat.policy.files import write_whole
-from jremat.report.tables import console, human
+from jremat.report import tables
+from jremat.report.tables import human
+from jremat.report.text import printable
 from scripts.estimating.config import Asked, Estimate, understood, zoo
 from scripts.estimating.tables import Counted, fit_word, of_beside, of_ledger, of_policies, of_ways
 
@@ -53,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(PROGRAM, remark)
     show(asked, counted, refused, ways, hbm_bytes)
     if beside:
-        console().print(of_beside(beside))
+        tables.console().print(of_beside(beside))
     for path in drawn:
-        print(f"picture {path}")
+        print(printable(f"picture {path}"))
     return 0
 
 
@@ -97,7 +99,7 @@ def show(
     asked: Asked, counted: Sequence[Counted], refused: Sequence[str], ways: Sequence[Way], hbm_bytes: int | None
 ) -> None:
     """Print the tables."""
-    out = console()
+    out = tables.console()
     run, config = asked.run, asked.run.config
     devices = run.parallel.devices
     title = (
@@ -108,20 +110,20 @@ def show(
         ((policy, ledger),) = counted
         out.print(of_ledger(ledger, f"{title}, {policy.spec}"))
         share = 100 * ledger.recompute_flops / ledger.forward_flops
-        print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; recomputed {share:.1f}% of the forward")
-        for assumption in ledger.assumptions:
-            print(f"assumes: {assumption}")
+        peak = f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}"
+        tables.show(out, f"{peak}; recomputed {share:.1f}% of the forward")
+        tables.show(out, *(f"assumes: {assumption}" for assumption in ledger.assumptions), indent=9)
         if hbm_bytes is not None:
-            print(f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
+            tables.show(out, f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
     else:
         out.print(of_policies(counted, title, hbm_bytes))
     if refused:
         names = ", ".join(reason.partition(": ")[0].strip("'") for reason in refused)
-        print(f"left out, since they speak of what this block doesn't have: {names}")
+        tables.show(out, f"left out, since they name what this block doesn't have: {names}", indent=4)
     if ways:
         out.print(of_ways(ways, least(counted)[0].spec))
     elif hbm_bytes is not None and all(ledger.peak_bytes > hbm_bytes for _, ledger in counted):
-        print("no change that is tried here makes it fit")
+        tables.show(out, "no change that is tried here makes it fit")
 
 
 def write(

@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(flags: Planning) -> int:
     from jremat.measure import CompileError, TargetError, target
     from jremat.plan.result import DoesNotFit
-    from jremat.report.tables import console
+    from jremat.report.tables import console, show
+    from jremat.report.text import printable
     from scripts.benchmark.build import config_of
     from scripts.planning.command import how_to_run
     from scripts.planning.question import ask, batches, largest, seqs
@@ -82,13 +83,13 @@ def _run(flags: Planning) -> int:
     pictures = _draw(answer, flags.plot) if flags.plot else []
     for table in (*sizes, of_kept(answer), of_frontier(answer)):
         out.print(table)
-    print(_summary(flags, answer))
+    show(out, *_summary(flags, answer).splitlines(), indent=4)
     if saved:
-        print(f"saved; {how_to_run(answer, saved.spec)}")
+        print(printable(f"saved; {how_to_run(answer, saved.spec)}"))
     elif "planned values" in answer.plan.policy.spec:
-        print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
+        show(out, "some of its values have no name: --out plan.json saves it, for --policy plan:plan.json")
     for path in pictures:
-        print(f"picture {path}")
+        print(printable(f"picture {path}"))
     return 0
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from jremat.report.text import printable
+
 T = TypeVar("T")
 STDOUT = "standard output"
 _DEAF = ("_xla_gc_callback", "cb")  # JAX's and the import locks' callbacks, from which no exception gets out
@@ -194,11 +196,11 @@ def warn(program: str, message: object) -> None:
 
 def say(program: str, message: object) -> None:
     """Say in one line on stderr what takes its time now."""
-    _print(f"{program}: {message}")
+    _print(f"{program}: {printable(str(message))}")
 
 
 def _say(program: str, kind: str, message: object) -> None:
-    _print(f"{program}: {kind}: {' '.join(str(message).split())}")
+    _print(f"{program}: {kind}: {printable(' '.join(str(message).split()))}")
 
 
 def _print(line: str) -> None:

@@ -80,7 +80,7 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
     """Explain one subject, or two side by side, on stdout and in the files asked for."""
     from jremat.report import explained
     from jremat.report.page import page
-    from jremat.report.tables import console, human
+    from jremat.report.tables import console, human, show
     from jremat.report.timeline import said
 
     told, other = tell(subject), None if against is None else tell(against)
@@ -96,16 +96,19 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
         write_whole(output.html, page(subject.title, told, other, findings))
     screen = console()
     screen.print(explained.of_values(found, f"{subject.title}, {told.name}", every=output.all))
-    print("\n".join(explained.totals(found)))
-    print(f"peak         {human(told.timeline.peak_bytes)} predicted: {said(told.timeline)}")
+    show(screen, *explained.totals(found), indent=13)
+    show(screen, f"peak         {human(told.timeline.peak_bytes)} predicted: {said(told.timeline)}", indent=13)
     if any(row.layers for row in found):
-        screen.print(explained.of_segments(found, f"\n{told.name}, segment by segment"))
+        show(screen, "")
+        screen.print(explained.of_segments(found, f"{told.name}, segment by segment"))
     if other is not None:
-        screen.print(explained.of_changes(found, other.found, f"\nwhat changes from {told.name} to {other.name}"))
+        show(screen, "")
+        screen.print(explained.of_changes(found, other.found, f"what changes from {told.name} to {other.name}"))
     if output.lint:
-        print("\n".join(map(str, findings)) if findings else "lint: nothing found")
+        lines = [line for finding in findings for line in str(finding).splitlines()] or ["lint: nothing found"]
+        show(screen, *lines, indent=4)
     if output.html:
-        print(f"page         {output.html}")
+        show(screen, f"page         {output.html}", indent=13)
 
 
 def tell(subject: Subject) -> "Told":
