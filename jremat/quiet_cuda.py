@@ -5,8 +5,8 @@ plugin's failed version check with a traceback, and its libraries say that they 
 machine. Importing this module, before JAX starts its backends, turns the check off by the plugin's own switch and drops
 those lines. The plugin still registers, so that it compiles for described GPUs. With a driver nothing is touched.
 
-``import jremat`` imports it, and ``make`` puts a copy into .venv, imported at every start of Python there; so it imports
-nothing of ours, and next to nothing at all until the plugin is loaded.
+``import jremat`` imports it, and ``make`` puts a copy into .venv, imported at every start of Python there; so it
+imports nothing of ours, and next to nothing at all until the plugin is loaded.
 """
 
 import os
@@ -118,4 +118,4 @@ def dropped_noise() -> Iterator[None]:
 
 
 if not any(getattr(finder, "__name__", "") == QuietFinder.__name__ for finder in sys.meta_path):
-    sys.meta_path.insert(0, QuietFinder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, QuietFinder)

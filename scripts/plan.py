@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Planning) -> int:
     from jremat.measure import CompileError, TargetError, target
+    from jremat.measure.targets import require_plugin
     from jremat.plan.result import DoesNotFit
     from jremat.report.tables import console, show
     from jremat.report.text import printable
@@ -57,7 +58,10 @@ def _run(flags: Planning) -> int:
     begin = cache(lambda: say(PROGRAM, f"planning {case.model} for {case.target} …"))
     told: dict[str, Any] = {"begin": begin, "drop": cache(lambda problem: warn(PROGRAM, problem))}
     try:
-        devices, config = target(case.target).num_devices, config_of(case)
+        kind, config = target(case.target), config_of(case)
+        if flags.compiles:
+            require_plugin(kind)  # before the search, which takes its time
+        devices = kind.num_devices
         if flags.largest_batch:
             answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **told)
             sizes = [of_sizes(tried, "batch")]

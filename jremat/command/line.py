@@ -234,11 +234,14 @@ def one_line(box: str, flags: Sequence[str] = ()) -> str:
 
 def _flags(config: Any) -> list[str]:
     """Every flag of a dataclass, those of its nested dataclasses included."""
-    hints = typing.get_type_hints(config)
+    hints = typing.get_type_hints(config, include_extras=True)
     found: list[str] = []
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(hints[field.name]):
             found += _flags(hints[field.name])
-        else:
-            found.append("--" + field.name.replace("_", "-"))
+            continue
+        said = getattr(hints[field.name], "__metadata__", ())
+        names = [name for one in said if (name := getattr(one, "name", None))] or [field.name]
+        found += ["--" + name.replace("_", "-") for name in names]
+        found += [alias for one in said for alias in getattr(one, "aliases", None) or ()]
     return found

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from jremat.report.page import Told
 
 Files = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+Json = Annotated[
+    Path | None,
+    tyro.conf.arg(metavar="FILE", help="Write every figure there, as JSON.", help_behavior_hint="(optional)"),
+]
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,7 @@ class Output:
     """A row for small values too."""
     lint: bool = False
     """Look for mistakes that users make with remat, each with its place, cost and cure."""
-    json: Files = None
-    """Write every figure there."""
+    json: Json = None
     html: Files = None
     """Write one page there: the tables and what is alive at every moment of the step. It needs nothing else."""
 
