@@ -99,9 +99,9 @@ class Bench:
         ):
             if any(value < 1 for value in values):
                 raise ValueError(f"{name}: expected at least 1, got {min(values)}")
-        for name, least in (("layers", 1), ("loss_chunk", 0)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        for name in ("layers", "loss_chunk"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
         if self.margin != Bench.margin and not self.largest_batch:
             raise ValueError("margin: only --largest-batch leaves a margin")
         if not 0 <= self.margin < 1:

@@ -146,9 +146,9 @@ def understood(flags: Estimate) -> Asked:
     if m.config and m.model != MODEL:
         raise ValueError(f"model: of no use here, --config describes the model; got {m.model!r}")
     config, remarks = read(flags.model.config) if flags.model.config else (get(flags.model.model), ())
-    for name, value, least in (("layers", m.layers, 1), ("seq", s.seq, 1), ("loss_chunk", s.loss_chunk, 0)):
-        if value is not None and value < least:
-            raise ValueError(f"{name}: expected {least} or more, got {value}")
+    for name, value in (("layers", m.layers), ("seq", s.seq), ("loss_chunk", s.loss_chunk)):
+        if value is not None and value < 0:
+            raise ValueError(f"{name}: expected 0 or more, got {value}")
     if flags.plot and flags.sweep == "none":
         raise ValueError("plot: memory against the sequence's length is drawn, so it takes --sweep seq")
     check_file("json", flags.json)

@@ -38,7 +38,7 @@ class Explain:
         """
         if self.batch < 1:
             raise ValueError(f"batch: expected a whole number of at least 1, got {self.batch}")
-        for name, value, least in (("seq", self.seq, 1), ("loss_chunk", self.loss_chunk, 0)):
-            if value is not None and value < least:
-                raise ValueError(f"{name}: expected {least} or more, got {value}")
+        for name, value in (("seq", self.seq), ("loss_chunk", self.loss_chunk)):
+            if value is not None and value < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {value}")
         self.output.check()

@@ -80,9 +80,9 @@ class Planning:
         Raises:
             ValueError: the first flag that is out of range, with its value.
         """
-        for name, least in (("batch", 1), ("seq", 1), ("layers", 1), ("loss_chunk", 0), ("compiles", 0)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        for name in ("batch", "seq", "layers", "loss_chunk", "compiles"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
         if self.devices < 1:
             raise ValueError(f"devices: expected at least 1, got {self.devices}")
         if self.batch is not None and self.batch % self.devices:
