@@ -44,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Planning) -> int:
     from jremat.measure import CompileError, TargetError, target
+    from jremat.measure.targets import require_plugin
     from jremat.plan.result import DoesNotFit
-    from jremat.report.tables import console
+    from jremat.report.tables import console, show
+    from jremat.report.text import printable
     from scripts.benchmark.build import config_of
     from scripts.planning.command import how_to_run
     from scripts.planning.question import ask, batches, largest, seqs
@@ -56,7 +58,10 @@ def _run(flags: Planning) -> int:
     begin = cache(lambda: say(PROGRAM, f"planning {case.model} for {case.target} …"))
     told: dict[str, Any] = {"begin": begin, "drop": cache(lambda problem: warn(PROGRAM, problem))}
     try:
-        devices, config = target(case.target).num_devices, config_of(case)
+        kind, config = target(case.target), config_of(case)
+        if flags.compiles:
+            require_plugin(kind)  # before the search, which takes its time
+        devices = kind.num_devices
         if flags.largest_batch:
             answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **told)
             sizes = [of_sizes(tried, "batch")]
@@ -82,13 +87,13 @@ def _run(flags: Planning) -> int:
     pictures = _draw(answer, flags.plot) if flags.plot else []
     for table in (*sizes, of_kept(answer), of_frontier(answer)):
         out.print(table)
-    print(_summary(flags, answer))
+    show(out, *_summary(flags, answer).splitlines(), indent=4)
     if saved:
-        print(f"saved; {how_to_run(answer, saved.spec)}")
+        print(printable(f"saved; {how_to_run(answer, saved.spec)}"))
     elif answer.plan.needs_file:
-        print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
+        show(out, "some of its values have no name: --out plan.json saves it, for --policy plan:plan.json")
     for path in pictures:
-        print(f"picture {path}")
+        print(printable(f"picture {path}"))
     return 0
 
 

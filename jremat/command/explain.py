@@ -10,6 +10,7 @@ from jremat.command.line import fail, parse, unwritten
 from jremat.command.output import Output, Subject, present
 
 PROGRAM = "jremat explain"
+Optional = Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Explain:
 
     function: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FUNCTION")]]
     """package.module:function or file.py:function."""
-    policy: str = ""
+    policy: Optional = None
     """Under which it is explained; `python -m policies` lists the specs. Without one: as it is."""
-    against: str = ""
+    against: Optional = None
     """A second policy: what changes from the first to it."""
-    args: tuple[str, ...] = ()
+    args: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ARG …", help_behavior_hint="(optional)")] = ()
     """Its arguments: dtype[shape] for an array, `key` for a random key, Python's spelling for pytrees and the rest."""
     layers: int = 0
     """Layers of a stack of which the function is one; 0: the function alone."""
@@ -66,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def under(flags: Explain, spec: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
+def under(
+    flags: Explain, spec: str | None, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Subject:
     """The function under one policy: alone, or as a stack.
 
     Raises:

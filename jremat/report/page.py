@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from html import escape as escape_html
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -14,6 +14,7 @@ from jremat.report.changes import changes
 from jremat.report.explain import Explanation, Row
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
 from jremat.report.tables import changed, human, human_flops
+from jremat.report.text import printable
 from jremat.report.timeline import LINES, Timeline, said, thinned
 
 MOST_MOMENTS = 1500
@@ -69,6 +70,11 @@ def page(title: str, told: Told, against: Told | None = None, findings: Sequence
         notes=_notes(told.timeline),
         data=_json({"lines": LINES, "paint": paint.LINES, "timelines": [one.timeline.to_dict() for one in shown]}),
     )
+
+
+def escape(text: str) -> str:
+    """A name as text of the page: no markup, and no control character."""
+    return escape_html(printable(text))
 
 
 def _json(figures: Any) -> str:

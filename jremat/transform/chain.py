@@ -43,7 +43,7 @@ def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -
     run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says when it is traced what that costs; what
     the plan offloads stays on the device in the first two. Under ``jax_debug_key_reuse`` it runs as scans, too.
 
-    Traces are remembered as by ``jax.jit``: called again with equal shapes, outside of ``jit`` too, nothing is compiled.
+    Traces are cached as by ``jax.jit``: a second call with equal shapes, outside of ``jit`` too, compiles nothing.
 
     Args:
         block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
@@ -97,14 +97,16 @@ def _only_scans(layout: Layout) -> str:
     """Why a stack runs as scans in reverse mode too; empty where it doesn't."""
     if layout.writes:
         return "a block that writes values beside its carry"
-    if jax.config.jax_debug_key_reuse:  # which has no rule for a derivative of one's own, and takes a replay for reuse
+    if jax.config.read(
+        "jax_debug_key_reuse"
+    ):  # which has no rule for a derivative of one's own, and takes a replay for reuse
         return "jax_debug_key_reuse"
     return ""
 
 
 def _scannable(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """The plan as scans; under the key-reuse checker, which takes a group's replay for reuse, each layer alone."""
-    if not jax.config.jax_debug_key_reuse:
+    if not jax.config.read("jax_debug_key_reuse"):
         return segments
     alone = [replace(s, pattern=(FULL,) * len(s.pattern)) if s.group > 1 else s for s in segments]
     return one_by_one(alone)

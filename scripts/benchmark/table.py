@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from jremat.report.tables import human
+from jremat.report.tables import Table, human
 
 Row = dict[str, Any]
 
@@ -33,12 +31,12 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 def table(rows: Sequence[Row], title: str) -> Table:
     """One target's rows as a table. Recompute is a share of the model's FLOPs (full convention)."""
-    found = Table(title=title, title_justify="left")
+    found = Table(title)
     cells = [[show(row) for _, show in _COLUMNS] for row in rows]
     used = [i for i in range(len(_COLUMNS)) if any(line[i] for line in cells)]
     for i in used:
-        text = _COLUMNS[i][0] in ("model", "policy", "")
-        found.add_column(_COLUMNS[i][0], justify="left" if text else "right", no_wrap=not text)
+        head = _COLUMNS[i][0]
+        found.add_column(head, right=head not in ("model", "policy", ""))
     for line in cells:
         found.add_row(*(line[i] for i in used))
     return found

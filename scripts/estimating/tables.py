@@ -2,26 +2,19 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from jremat.estimate.fit import Way
 from jremat.estimate.ledger import MOMENTS, Ledger
 from jremat.estimate.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
-from jremat.report.tables import human
+from jremat.report.tables import Table, columns, human
 
 Counted = tuple[Policy | LayerPlan, Ledger]
 
 
 def of_ledger(ledger: Ledger, title: str) -> Table:
     """Every line of one ledger, and the sum at each moment."""
-    table = Table(title=title, title_justify="left")
-    for name in ("part", "line"):
-        table.add_column(name)
-    for name in ("in all", "a device") if ledger.devices > 1 else ("bytes",):
-        table.add_column(name, justify="right")
-    for name in ("formula", "alive"):
-        table.add_column(name)
+    sums = ("in all", "a device") if ledger.devices > 1 else ("bytes",)
+    table = columns(title, ("part", "line", *sums, "formula", "alive"), right=sums, loose=("formula", "alive"))
     previous = None
     for line in ledger.lines:
         sizes = [human(line.total_bytes), human(line.device_bytes)]
@@ -40,13 +33,9 @@ def of_ledger(ledger: Ledger, title: str) -> Table:
 
 def of_policies(counted: Sequence[Counted], title: str, hbm_bytes: int | None) -> Table:
     """A line a policy, least memory first."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("policy")
-    for name in ("peak", "kept by layers", "on the host", "recomputed,\nof the forward"):
-        table.add_column(name, justify="right")
-    table.add_column("peak at")
-    if hbm_bytes is not None:
-        table.add_column("fits")
+    figures = ("peak", "kept by layers", "on the host", "recomputed, of the forward")
+    fit = () if hbm_bytes is None else ("fits",)
+    table = columns(title, ("policy", *figures, "peak at", *fit), right=figures)
     for policy, ledger in sorted(counted, key=lambda pair: (pair[1].peak_bytes, pair[1].recompute_flops)):
         share = f"{100 * ledger.recompute_flops / ledger.forward_flops:.1f}%"
         fits = () if hbm_bytes is None else (fit_word(ledger, hbm_bytes),)
@@ -64,10 +53,8 @@ def fit_word(ledger: Ledger, hbm_bytes: int) -> str:
 
 def of_ways(ways: Sequence[Way], spec: str) -> Table:
     """What would make it fit."""
-    table = Table(title=f"what would make {spec} fit, smallest change first", title_justify="left")
-    table.add_column("change", overflow="fold")
-    table.add_column("peak", justify="right")
-    table.add_column("recomputed,\nof the forward", justify="right")
+    figures = ("peak", "recomputed, of the forward")
+    table = columns(f"what would make {spec} fit, smallest change first", ("change", *figures), right=figures)
     for way in ways:
         table.add_row(way.change, human(way.peak_bytes), f"{100 * way.recompute:.1f}%")
     return table
@@ -77,14 +64,11 @@ def of_beside(rows: Sequence[Beside]) -> Table:
     """The papers' count of one layer without remat, and the program's, in bytes over b·s·h."""
     slips = "\n".join(f"Where texts say {said!r}: {holds}." for said, holds in SLIPS.items())
     caption = f"textbook: 16-bit values, 1-byte masks, {SOURCE}.\n{slips}"
-    table = Table(title="one layer under none, bytes over b·s·h", title_justify="left", caption=caption)
-    table.caption_justify = "left"
-    table.add_column("tensor")
-    for name in ("textbook", "program"):
-        table.add_column(name, justify="right")
-    table.add_column("why they differ")
+    heads, figures = ("tensor", "textbook", "program", "why they differ"), ("textbook", "program")
+    table = columns("one layer under none, bytes over b·s·h", heads, right=figures, loose=("why they differ",))
+    table.caption = caption
     for row in rows:
         table.add_row(row.tensor, f"{row.textbook:g}", f"{row.program:g}", row.why)
     table.add_section()
-    table.add_row("sum", f"{sum(r.textbook for r in rows):g}", f"{sum(r.program for r in rows):g}", "")
+    table.add_row("sum", f"{sum(r.textbook for r in rows):g}", f"{sum(r.program for r in rows):g}")
     return table
