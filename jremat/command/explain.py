@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
+        try:
+            as_written(f, args, kwargs)
+        except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+            return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
         subject = under(flags, flags.policy, f, args, kwargs)
         against = under(flags, flags.against, f, args, kwargs) if flags.against else None
         present(subject, against, flags.output)
@@ -62,9 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
         return fail(PROGRAM, unwritten(error))
-    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
-        return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
     return 0
+
+
+def as_written(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Trace the function's gradient by itself: what this raises is the function's own, whatever comes later is not."""
+    from jremat.command.step import gradient_step
+    from jremat.graph.arguments import take_apart
+    from jremat.graph.trace import capture
+
+    step, step_args = gradient_step(f, args, kwargs)
+    capture(take_apart(step, step_args, {}))
 
 
 def under(

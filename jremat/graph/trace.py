@@ -504,6 +504,12 @@ def register_like(made: type, base: type) -> None:
     )
 
 
+def checks_key_reuse() -> bool:
+    """Whether JAX looks for PRNG keys that are used twice (``jax.debug_key_reuse``)."""
+    config: Any = jax.config
+    return bool(config.jax_debug_key_reuse)
+
+
 def live(jaxpr: Any) -> Any:
     """The jaxpr without what its outputs and effects don't need, inner jaxprs too."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
-import jax
-
-from jremat.graph.trace import compiled, weakly_cached
+from jremat.graph.trace import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import FULL, LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
@@ -97,16 +95,14 @@ def _only_scans(layout: Layout) -> str:
     """Why a stack runs as scans in reverse mode too; empty where it doesn't."""
     if layout.writes:
         return "a block that writes values beside its carry"
-    if jax.config.read(
-        "jax_debug_key_reuse"
-    ):  # which has no rule for a derivative of one's own, and takes a replay for reuse
+    if checks_key_reuse():  # which has no rule for a derivative of one's own, and takes a replay for reuse
         return "jax_debug_key_reuse"
     return ""
 
 
 def _scannable(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """The plan as scans; under the key-reuse checker, which takes a group's replay for reuse, each layer alone."""
-    if not jax.config.read("jax_debug_key_reuse"):
+    if not checks_key_reuse():
         return segments
     alone = [replace(s, pattern=(FULL,) * len(s.pattern)) if s.group > 1 else s for s in segments]
     return one_by_one(alone)
