@@ -137,7 +137,7 @@ def test_what_is_exported_says_what_it_takes_returns_and_raises_and_shows_it(nam
 
 def test_data_that_is_exported_is_said_to_be_so():
     data = {name: face(name) for name in EXPORTED if name not in FACES}
-    assert set(data) == {"jremat.FAMILIES", "jremat.FULL", "jremat.NONE"}
+    assert set(data) == {"jremat.FAMILIES", "jremat.FULL", "jremat.NONE", "policies.PolicyLike"}
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -43,7 +43,7 @@ def described():
 
 
 def abstract():
-    return AbstractMesh((4,), ("data",))
+    return AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
 GIVEN = 4 * (64 * 64 + 256 * 64)  # bytes of the arguments on one of four devices
