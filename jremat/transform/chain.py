@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jremat.graph.trace import compiled, weakly_cached
 from jremat.policy import FULL, LayerPlan, Policy, Segment
@@ -126,9 +125,7 @@ def _compiled_loops(
     """
     call = flat_call(jaxpr, layout)
     # JAX can't differentiate what it offloads in reverse mode twice.
-    scans = flat_scans(
-        call, layout.num_carry, [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments]
-    )
+    scans = flat_scans(call, layout.num_carry, [replace(s, pattern=tuple(map(on_device, s.pattern))) for s in segments])
 
     @functools.cache  # once for all that a call's derivatives need of it
     def say() -> None:

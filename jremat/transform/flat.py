@@ -58,9 +58,7 @@ class Call:
     finish: Callable[[Leaves, Leaves], Any]
 
 
-def take_call(
-    block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...], num_layers: int
-) -> Call:
+def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...], num_layers: int) -> Call:
     """Trace ``block`` for one layer of ``parameters``.
 
     Args:

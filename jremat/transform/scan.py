@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jremat.graph.trace import compiled, weakly_cached
 from jremat.policy import LayerPlan, Policy, Request, Segment
 from jremat.policy.counts import whole_number
-from jremat.graph.trace import compiled, weakly_cached
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.flat import Layout, flat_call, take_call
 from jremat.transform.layer import Flat, Leaves
 
 Block = Callable[..., Any]
 ONE_BY_ONE = jax.make_user_context(False)
-"""Where it is True, a stack is traced as scans of layers that each stand alone under their policy: what a lint reads."""
+"""Where True, a stack is traced as scans of layers that each stand alone under their policy: what a lint reads."""
 
 _NOTHING = jax.checkpoint_policies.nothing_saveable  # None would mean the same, and reads as if it meant no remat
 

@@ -152,7 +152,7 @@ def test_a_fault_that_is_refused_unless_lenient(slug):
     found = jremat.lint(lambda w, x: block(x, w), one, X, policy=policy, num_layers=LAYERS)
     assert {finding.rule for finding in found} == {slug}
     for refused in (scanned(jremat.checkpoint(block, policy)), stacked(block, spec)):
-        with pytest.raises(ValueError, match="no value bears|matches nothing"):
+        with pytest.raises(ValueError, match=r"no value bears|matches nothing"):
             jremat.lint(refused, WS, X)
 
 

@@ -134,7 +134,9 @@ def test_a_plan_is_plain_data_that_can_be_read_back(by_value, tmp_path):
 
 def test_a_plan_is_refused_for_other_shapes(by_value):
     step, *shapes = bare_stack(by_value.policy, rows=2 * ROWS)
-    with pytest.raises(ValueError, match=r"first operation that differs is .* other shapes, another function or another JAX"):
+    with pytest.raises(
+        ValueError, match=r"first operation that differs is .* other shapes, another function or another JAX"
+    ):
         jax.eval_shape(step, *shapes)
 
 

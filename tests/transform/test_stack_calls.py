@@ -274,7 +274,9 @@ class TestOnePlanForABlock:
         as_function = jremat.checkpoint(self.function, policy)
         kept = [jremat.residuals(f, variables, X, self.key).total_bytes for f in (as_module, as_function)]
         assert kept[0] == kept[1]
-        assert module().init({"params": jax.random.key(0), **rngs}, X[:1])["params"].keys() == variables["params"].keys()
+        assert (
+            module().init({"params": jax.random.key(0), **rngs}, X[:1])["params"].keys() == variables["params"].keys()
+        )
         fewer = lambda own: module().apply(own, X, rngs=rngs, mutable=["batch_stats"])[0].sum()
         assert jax.tree.leaves(jax.grad(fewer)(variables))
 
