@@ -40,7 +40,7 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says when it is traced what that costs; what
     the plan offloads stays on the device in the first two. Under ``jax_debug_key_reuse`` it runs as scans, too.
 
-    Traces are remembered as by ``jax.jit``: called again with equal shapes, outside of ``jit`` too, nothing is compiled.
+    Traces are remembered as by ``jax.jit``: a second call with equal shapes compiles nothing, outside of ``jit`` too.
 
     Args:
         block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
