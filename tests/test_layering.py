@@ -96,7 +96,7 @@ def test_a_file_imports_only_what_its_room_may(path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_is_short_enough_to_read_at_a_sitting(path):
-    assert len(path.read_text().splitlines()) <= 350
+    assert len(path.read_text().splitlines()) <= 600
 
 
 def test_no_room_is_missing_from_the_rules():

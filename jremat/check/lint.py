@@ -1,5 +1,6 @@
 """Mistakes in the use of remat, found on the traced program, each with its place, its cost and its cure."""
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from jremat.check.finding import Finding, Rule
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
-from jremat.graph.arguments import take_apart
+from jremat.graph.arguments import map_arrays, take_apart
 from jremat.policy import NONE, LayerPlan, Policy, Request
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
@@ -36,6 +37,7 @@ def lint(
     policy: Any = None,
     num_layers: int | None = None,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> tuple[Finding, ...]:
     """Mistakes in how ``f`` is rematted: each with its line, what it costs in bytes or FLOPs, and the cure.
@@ -49,7 +51,7 @@ def lint(
         policy: put on ``f``: ours, or a plain one of JAX's; None reads what ``f`` already does. A ``LayerPlan`` or
             ``Request`` takes ``num_layers``, and ``f`` as ``f(layer_parameters, carry, *shared)`` to the next carry.
         num_layers: of the stack that ``f`` is one block of.
-        static_argnames: parameters of ``f`` to hold fixed; strings and functions are held fixed anyway.
+        static_argnames, static_argnums: as of ``jremat.checkpoint``.
 
     Returns:
         The findings, dearest rule order first; empty where there is nothing to say.
@@ -67,9 +69,10 @@ def lint(
     if isinstance(policy, Request):
         policy = policy.resolve(f, *args, num_layers=layers_of(policy, num_layers), **kwargs)
     distinct = dict.fromkeys(policy.policies(layers_of(policy, num_layers))) if isinstance(policy, LayerPlan) else ()
+    static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     found: list[Finding] = []
     for one in distinct or (policy,):
-        call = take_apart(under(f, one, static_argnames), args, kwargs, static_argnames)
+        call = take_apart(under(f, one, **static), args, kwargs, **static)
         subject = subject_of(call)
         if not active_places(subject.avals):
             raise ValueError("args: expected a floating-point array to differentiate by, got none")
@@ -112,13 +115,13 @@ def _steps(subject: Subject) -> list[str]:
 def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> list[Finding]:
     layer, *rest = args
     of_all = lambda leaf: jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), jax.numpy.result_type(leaf))
-    stacked = jax.tree.map(of_all, layer)
+    stacked = map_arrays(of_all, layer)
     whole = subject_of(take_apart(stack(f, plan, num_layers=num_layers), (stacked, *rest), {}))
     whole.bare = subject_of(take_apart(stack(f, NONE, num_layers=num_layers), (stacked, *rest), {}))
     return list(findings(whole, peaks.RULES))
 
 
-def under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable[..., Any]:
+def under(f: Callable[..., Any], policy: Any, **static: Any) -> Callable[..., Any]:
     """``f`` under a policy of any kind; one of ours, leniently: what it would raise or warn of is a finding.
 
     Raises:
@@ -129,9 +132,16 @@ def under(f: Callable[..., Any], policy: Any, static_argnames: Any) -> Callable[
     if not callable(policy):
         raise ValueError(f"policy: expected a policy, e.g. policies.get('dots_saveable'), got {policy!r}")
     if not isinstance(policy, Policy):
-        return jax.checkpoint(f, policy=policy)
-    lenient = checkpoint(f, policy, strict=False, static_argnames=static_argnames)
 
+        @functools.wraps(f)
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            call = take_apart(f, args, kwargs, **static)
+            return jax.checkpoint(call.call, policy=policy)(*call.arrays)
+
+        return plain
+    lenient = checkpoint(f, policy, strict=False, **static)
+
+    @functools.wraps(f)
     def quietly(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)

@@ -17,11 +17,13 @@ from jremat.check.lint import layers_of, under
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.check.taps import Tap, marked, tapped
-from jremat.graph.arguments import take_apart
+from jremat.graph.arguments import arrays_alone, take_apart
+from jremat.graph.effects import refuse_refs
+from jremat.graph.trace import capture
 from jremat.policy import NONE, LayerPlan, Policy, Request
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
-from jremat.transform.flat import check_lengths
+from jremat.transform.flat import check_lengths, one_layer
 
 # Rounding units by which two compilations of one function may differ: sums taken in another order.
 _UNITS, _UNITS_HALF = 64, 8
@@ -70,6 +72,7 @@ def replay(
     num_layers: int | None = None,
     tolerance: float | None = None,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     compiler_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Replay:
@@ -88,7 +91,7 @@ def replay(
         num_layers: a stack of so many of ``f`` is replayed, under a policy or plan of ours: ``f`` as
             ``f(layer_parameters, carry, *shared)`` to the next carry, its parameters stacked [num_layers, ...].
         tolerance: as a share of each value's largest magnitude; None: 64 rounding units of its dtype, 8 of a half.
-        static_argnames: parameters of ``f`` to hold fixed.
+        static_argnames, static_argnums: as of ``jremat.checkpoint``.
         compiler_options: of XLA, for all programs.
 
     Returns:
@@ -104,29 +107,32 @@ def replay(
     (True, None, 2)
     """
     tolerance, compile_ = a_share(tolerance), compiling(compiler_options)
+    static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers)
-    refuse_abstract(take_apart(f, args, kwargs).arrays)
+    plain = take_apart(f, args, kwargs, **static)
+    refuse_abstract(plain.arrays)
     inside: _Block | None = None  # the block of a stack, every value of it marked
     bare: Callable[..., Any] | None
     if num_layers is not None or isinstance(policy, LayerPlan):
-        layers = _layers(policy, num_layers, args, kwargs, static_argnames)
+        layers = _layers(policy, num_layers, args, kwargs, **static)
         if isinstance(policy, Request):
-            policy = policy.resolve(f, _one_layer(args[0]), *args[1:], num_layers=layers)
+            policy = policy.resolve(f, one_layer(args[0]), *args[1:], num_layers=layers)
+        f, stacked, shared = arrays_alone(f, args[0], args[2:])
+        args = (stacked, args[1], *shared)
         inside = _marked_block(f, *args)
         rematted, bare = stack(f, policy, num_layers=layers), stack(f, NONE, num_layers=layers)
         shown = stack(inside.call, policy, num_layers=layers)
     else:
-        rematted, bare = under(f, policy, static_argnames), None if policy is None else f
-    call = take_apart(rematted, args, kwargs, static_argnames)
+        program = capture(plain)
+        refuse_refs(program.jaxpr, program.paths)
+        rematted, bare = under(f, policy, **static), None if policy is None else f
+    call = take_apart(rematted, args, kwargs, **static)
     arrays = [jnp.asarray(leaf) for leaf in call.arrays]
     if not active_places(arrays):
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
-    subject, again = subject_of(call), _traced_anew(rematted, args, kwargs, static_argnames)
+    subject, again = subject_of(call), _traced_anew(rematted, args, kwargs, **static)
     refuse_traced(subject.closed.consts)
-    if bare is None:
-        without = subject.without(subject.sites)
-    else:
-        without = subject_of(take_apart(bare, args, kwargs, static_argnames))
+    without = subject.without(subject.sites) if bare is None else subject_of(take_apart(bare, args, kwargs, **static))
     named = marked(subject.closed if inside is None else subject_of(take_apart(shown, args, kwargs)).closed)
     taps = named.taps if inside is None else named.taps | inside.taps
     compared = [*between_traces(subject.closed, again.closed)]
@@ -151,7 +157,7 @@ class _Block:
     taps: dict[str, Tap]
 
 
-def _layers(policy: Any, num_layers: int | None, args: Any, kwargs: Any, static_argnames: Any) -> int:
+def _layers(policy: Any, num_layers: int | None, args: Any, kwargs: Any, **static: Any) -> int:
     """Of how many layers a stack is replayed.
 
     Raises:
@@ -163,18 +169,15 @@ def _layers(policy: Any, num_layers: int | None, args: Any, kwargs: Any, static_
             f"num_layers: expected a policy or a plan of ours beside it, e.g. policies.get('full'), got {policy!r}; "
             "without one f is replayed alone"
         )
-    if len(args) < 2 or kwargs or static_argnames:
+    if len(args) < 2 or kwargs or any(value != () for value in static.values()):
         raise ValueError("args: expected those of a stack, f(layer_parameters, carry, *shared), all by position")
     check_lengths(args[0], layers)
     return layers
 
 
-def _one_layer(stacked: Any) -> Any:
-    return jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), stacked)
-
-
 def _marked_block(f: Callable[..., Any], stacked: Any, *rest: Any) -> _Block:
-    closed, out = jax.make_jaxpr(f, return_shape=True)(_one_layer(stacked), *rest)
+    closed, out = jax.make_jaxpr(f, return_shape=True)(one_layer(stacked), *rest)
+    refuse_refs(closed.jaxpr, take_apart(f, (stacked, *rest), {}).paths, "block")
     named, tree = marked(closed, "block."), jax.tree.structure(out)
 
     def call(*args: Any) -> Any:
@@ -183,7 +186,7 @@ def _marked_block(f: Callable[..., Any], stacked: Any, *rest: Any) -> _Block:
     return _Block(call, named.taps)
 
 
-def _traced_anew(f: Callable[..., Any], args: Any, kwargs: Any, static_argnames: Any) -> Subject:
+def _traced_anew(f: Callable[..., Any], args: Any, kwargs: Any, **static: Any) -> Subject:
     """The function traced once more from its source: in another context of JAX's, which changes no program, so that
     nothing that JAX remembers of the first trace, of functions inside ``f`` too, is found."""
 
@@ -193,7 +196,7 @@ def _traced_anew(f: Callable[..., Any], args: Any, kwargs: Any, static_argnames:
 
     with warnings.catch_warnings(), jax.numpy_rank_promotion("warn"):
         warnings.simplefilter("ignore", UserWarning)
-        return subject_of(take_apart(anew, args, kwargs, static_argnames))
+        return subject_of(take_apart(anew, args, kwargs, **static))
 
 
 def _inside(

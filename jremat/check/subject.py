@@ -66,7 +66,12 @@ class Subject:
 
     @cached_property
     def step(self) -> Callable[..., Any]:
-        """Its value and its gradient by every floating-point input."""
+        """Its value and its gradient by every floating-point input.
+
+        Raises:
+            NotImplementedError: as ``rows``.
+        """
+        self._refuse_refs()
         return gradient_of(self, self.avals)
 
     @cached_property

@@ -104,7 +104,9 @@ def stacked(tree: Any, num_layers: int) -> Any:
     """One layer's parameters as those of a stack, by shape."""
     import jax
 
+    from jremat.graph.arguments import map_arrays
+
     def one(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((num_layers, *jax.numpy.shape(leaf)), jax.numpy.result_type(leaf))
 
-    return jax.tree.map(one, tree)
+    return map_arrays(one, tree)

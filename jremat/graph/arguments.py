@@ -1,13 +1,18 @@
 """Which of a call's arguments are arrays, and which are fixed: flags, strings, functions, whatever is named static."""
 
+import contextlib
 import difflib
+import functools
 import inspect
 import numbers
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+from jax.tree_util import DictKey, SequenceKey
 
 
 @dataclass(frozen=True)
@@ -45,22 +50,97 @@ class Arguments:
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return self.f(*args, **kwargs)
 
+    def to_trace(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to trace with, argument by argument: one that holds fixed leaves becomes the list of its arrays."""
+        args, kwargs = jax.tree.unflatten(self.tree, self.leaves)
+        flags = iter(self.traced)
+
+        def arrays_of(argument: Any) -> Any:
+            leaves = jax.tree.leaves(argument)
+            traced = [next(flags) for _ in leaves]
+            return argument if all(traced) else [leaf for leaf, array in zip(leaves, traced) if array]
+
+        return tuple(map(arrays_of, args)), {key: arrays_of(kwargs[key]) for key in sorted(kwargs)}
+
+    def over_arrays(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run(*arrays)`` as a function of what ``to_trace`` returns, with the parameters of ``f``: JAX's messages
+        name these."""
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            return run(*jax.tree.leaves((args, kwargs)))
+
+        return like(traced, self.f)
+
+    @contextlib.contextmanager
+    def naming_parameters(self) -> Iterator[None]:
+        """Inside, ``f`` is traced by ``over_arrays`` or as it is.
+
+        Raises:
+            ValueError: ``f`` reads the value of an argument in Python, where it must be fixed; in place of JAX's error.
+        """
+        try:
+            yield
+        except TypeError as error:  # as all of JAX's of this kind are
+            found = _DEPENDS.search(str(error))
+            read = [re.split(r"[\[.]", name)[0] for name in re.split(r",? and |, ", found[1])] if found else []
+            names = [name for name in dict.fromkeys(read) if name in (_parameters(self.f) or {})]
+            if not names:
+                raise
+            cure = f"static_argnames={names[0] if len(names) == 1 else tuple(names)!r}"
+            reader = getattr(self.f, "__name__", self.f)
+            raise ValueError(
+                f"{', '.join(names)}: {reader!s} reads the value in Python, where a traced array has none; "
+                f"hold it fixed by {cure} (or static_argnums), in a jax.jit around it too: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+
+# How JAX's errors say which arguments a value comes from.
+_DEPENDS = re.compile(r"depends on the values? of the arguments? (.+?)\.(?:\s|$)", re.DOTALL)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def like(call: Callable[..., Any], f: Callable[..., Any], *more: str) -> Callable[..., Any]:
+    """``call`` with the name and the parameters of ``f``, after ``more`` of its own, as far as Python knows them."""
+    plain = f.func if isinstance(f, functools.partial) else f
+    name = getattr(plain, "__name__", type(plain).__name__)
+    call.__name__, call.__qualname__ = name, getattr(f, "__qualname__", name)
+    parameters = _parameters(f)
+    if parameters is not None:
+        own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in more]
+        rest = [p.replace(default=p.empty) if own and p.kind in _POSITIONAL else p for p in parameters.values()]
+        call.__signature__ = inspect.Signature([*own, *rest], __validate_parameters__=False)  # type: ignore[attr-defined]
+    return call
+
+
+def _parameters(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(f).parameters
+    except (TypeError, ValueError):  # some of C's have none that Python knows
+        return None
+
 
 def take_apart(
-    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static_argnames: str | Sequence[str] = ()
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
 ) -> Arguments:
     """The arguments of ``f(*args, **kwargs)``, arrays apart from the rest.
 
-    Arrays are what has a shape and a dtype, and numbers; everything else, and what ``static_argnames`` names, is fixed.
+    Arrays are what has a shape and a dtype JAX knows, and numbers that are given as they are or in a list, tuple or
+    dict. Everything else is fixed: booleans, strings, functions, the numbers among a module's attributes (a rate of an
+    Equinox layer), and what ``static_argnames`` and ``static_argnums`` name.
 
     Raises:
-        ValueError: a name in ``static_argnames`` is no parameter of ``f``.
+        ValueError: ``static_argnames`` or ``static_argnums`` names no parameter of ``f``.
 
     >>> call = take_apart(lambda x, mode, n: x * n, (1.0, "fast"), {"n": 2}, static_argnames=["n"])
     >>> call.arrays, call.call(3.0)
     ([1.0], 6.0)
     """
-    return take_apart_at(f, args, kwargs, static_places(f, args, static_argnames))
+    return take_apart_at(f, args, kwargs, static_places(f, args, kwargs, static_argnames, static_argnums))
 
 
 def take_apart_at(
@@ -78,7 +158,7 @@ def take_apart_at(
     for (_, place, *rest), leaf in with_paths:
         key = place.idx if hasattr(place, "idx") else place.key
         leaves.append(leaf)
-        traced.append(key not in static and is_array(leaf))
+        traced.append(key not in static and _is_traced(rest, leaf))
         paths.append(f"argument {key}{jax.tree_util.keystr(tuple(rest))}")
     return Arguments(f, tree, tuple(leaves), tuple(traced), tuple(paths))
 
@@ -86,34 +166,129 @@ def take_apart_at(
 def is_array(leaf: Any) -> bool:
     """Whether JAX can trace it: an array, a shape, a number.
 
-    >>> is_array(1.5), is_array("mean")
-    (True, False)
+    >>> is_array(1.5), is_array("mean"), is_array(np.float32), is_array(np.array(["a"]))
+    (True, False, False, False)
     """
+    if isinstance(leaf, type):  # NumPy's scalar types have a shape and a dtype, too
+        return False
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype in (np.bool_, jax.dtypes.float0) or jax.dtypes.issubdtype(leaf.dtype, np.number)
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, numbers.Number)
 
 
-def static_places(f: Callable[..., Any], args: Sequence[Any], names: str | Sequence[str]) -> set[int | str]:
-    """The positions and keywords that ``names`` fix in a call of ``f`` with ``args``.
+def _is_traced(path: Sequence[Any], leaf: Any) -> bool:
+    if isinstance(leaf, bool | np.bool_):  # a flag: nothing is differentiated by it
+        return False
+    if isinstance(leaf, numbers.Number):
+        return all(isinstance(key, SequenceKey | DictKey) for key in path)  # else a module's attribute
+    return is_array(leaf)
+
+
+def array_leaves(tree: Any) -> list[bool]:
+    """For each leaf of a pytree, whether it is an array to trace; see ``take_apart``.
+
+    >>> array_leaves({"w": np.ones(2), "rate": 0.5, "act": np.tanh, "on": True})
+    [False, False, True, True]
+    """
+    return [_is_traced(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def map_arrays(change: Callable[[Any], Any], tree: Any) -> Any:
+    """A pytree with its arrays changed; what is no array stays as it is."""
+    leaves, structure = jax.tree.flatten(tree)
+    new = [change(leaf) if array else leaf for leaf, array in zip(leaves, array_leaves(tree))]
+    return jax.tree.unflatten(structure, new)
+
+
+def arrays_alone(
+    block: Callable[..., Any], parameters: Any, shared: Sequence[Any]
+) -> tuple[Callable[..., Any], Any, tuple[Any, ...]]:
+    """A block that holds what is no array fixed, and what it is then given: arrays alone.
+
+    >>> block, own, _ = arrays_alone(lambda layer, x: layer["act"](x * layer["w"]), {"w": np.ones(3), "act": abs}, ())
+    >>> len(own), block([2.0], -1.0)
+    (1, 2.0)
+    """
+    arrays = array_leaves((parameters, tuple(shared)))
+    if all(arrays):
+        return block, parameters, tuple(shared)
+    leaves, tree = jax.tree.flatten((parameters, tuple(shared)))
+    num_layer = sum(array_leaves(parameters))
+    given = [leaf for leaf, array in zip(leaves, arrays) if array]
+
+    def bare(own: Sequence[Any], carry: Any, *others: Any) -> Any:
+        supply = iter((*own, *others))
+        whole = [next(supply) if array else leaf for array, leaf in zip(arrays, leaves)]
+        layer, rest = jax.tree.unflatten(tree, whole)
+        return block(layer, carry, *rest)
+
+    return bare, given[:num_layer], tuple(given[num_layer:])
+
+
+def static_places(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: str | Sequence[str] = (),
+    nums: int | Sequence[int] = (),
+) -> set[int | str]:
+    """The positions and keywords that ``static_argnames`` and ``static_argnums`` fix in a call of ``f``.
+
+    The name of ``*args`` or ``**kwargs`` stands for all that is passed there.
 
     Raises:
         ValueError: ``f`` has no such parameter, or none that Python knows.
     """
     names = (names,) if isinstance(names, str) else tuple(names)
-    if not names:
+    numbers_given = (nums,) if isinstance(nums, int | np.integer) else tuple(nums)
+    if not names and not numbers_given:
         return set()
-    try:
-        parameters = inspect.signature(f).parameters
-    except ValueError as error:
-        raise ValueError(f"static_argnames: expected a function whose parameters Python knows, got {f!r}") from error
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters = _parameters(f)
+    if names and parameters is None:
+        raise ValueError(
+            f"static_argnames: expected a function whose parameters Python knows, got {f!r}; static_argnums takes "
+            "positions"
+        )
+    by_position = [p.name for p in (parameters or {}).values() if p.kind in _POSITIONAL]
+    found: set[int | str] = set()
+    for number in numbers_given:
+        place = _place(f, number, by_position if parameters is not None else None, parameters, len(args))
+        found |= {place, *by_position[place : place + 1]}
     for name in names:
-        if name not in parameters and not takes_any:
-            near = difflib.get_close_matches(str(name), parameters, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"static_argnames: expected parameters of {getattr(f, '__name__', f)!s} "
-                f"({', '.join(parameters)}), got {name!r}{hint}"
-            )
-    by_position = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    places = [k for k, name in enumerate(by_position) if name in names and k < len(args)]
-    return {*names, *places}
+        assert parameters is not None, "checked above"
+        kind = parameters[name].kind if name in parameters else None
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= set(range(len(by_position), len(args)))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found |= set(kwargs) - set(parameters)
+        elif kind is None:
+            found.add(_unlisted(f, name, parameters, kwargs))
+        else:
+            found |= {name, *(k for k, own in enumerate(by_position) if own == name)}
+    return found
+
+
+def _place(f: Any, number: Any, by_position: list[str] | None, parameters: Any, num_args: int) -> int:
+    """A position of ``static_argnums``, counted from the front."""
+    open_ended = by_position is None or any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    most = max(num_args, len(by_position or ())) if open_ended else len(by_position or ())
+    if isinstance(number, int | np.integer) and not isinstance(number, bool) and -most <= number < most:
+        return int(number) % most
+    listed = f" ({', '.join(f'{k}: {name}' for k, name in enumerate(by_position))})" if by_position else ""
+    raise ValueError(
+        f"static_argnums: expected positions of the {most} parameters of {getattr(f, '__name__', f)!s}{listed}, "
+        f"got {number!r}"
+    )
+
+
+def _unlisted(f: Any, name: Any, parameters: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
+    """A name that is no parameter: a keyword for ``**kwargs``, or a mistake."""
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    near = difflib.get_close_matches(str(name), [*parameters, *kwargs], n=1, cutoff=0.8 if takes_any else 0.6)
+    if name in kwargs or (takes_any and not near):
+        return str(name)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"static_argnames: expected parameters of {getattr(f, '__name__', f)!s} "
+        f"({', '.join(parameters)}), got {name!r}{hint}"
+    )

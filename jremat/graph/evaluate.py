@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
+from jremat.graph.named import bind_named
 from jremat.graph.trace import REWRITABLE, bind, inner_jaxprs, is_call, opened
 
 
@@ -26,6 +28,7 @@ def evaluate(
         The outputs.
     """
     count = itertools.count()
+    active = [x for x in (*consts, *inputs) if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact)]
 
     def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list:
         env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
@@ -40,10 +43,12 @@ def evaluate(
                 outs = run(opened(inner), _consts(inner), given)
             else:
                 key = f"{prefix}{next(count)}"
-                outs = bind(eqn, given, **_marked_inside(eqn, key, marks))
-                for k in range(len(outs)):
-                    if name := marks.get(key if k == 0 else f"{key}:{k}"):
-                        outs[k] = checkpoint_name(outs[k], name)
+                names = [marks.get(key if k == 0 else f"{key}:{k}") for k in range(len(eqn.outvars))]
+                if inside := _marked_inside(eqn, key, marks):
+                    outs = bind(eqn, given, **inside)
+                    outs = [checkpoint_name(out, name) if name else out for out, name in zip(outs, names)]
+                else:
+                    outs = bind_named(eqn, given, names, active) if any(names) else bind(eqn, given)
             env |= dict(zip(eqn.outvars, outs))
         return [read(v) for v in jaxpr.outvars]
 

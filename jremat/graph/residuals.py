@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.trace import MARK, aval_bytes, capture, inner_jaxprs, is_call, opened, scopes, user_line
+from jremat.graph.arguments import Arguments
+from jremat.graph.trace import MARK, aval_bytes, inner_jaxprs, is_call, opened, scopes, user_line
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
 from jremat.policy.ops import family_of, tagged_name
 
@@ -115,7 +115,9 @@ def read_residuals(arguments: Arguments) -> Residuals:
 
         return jax.tree.leaves(jax.vjp(of_active, *(arrays[k] for k in active))[1])
 
-    jaxpr = capture(take_apart(kept, arguments.arrays, {})).jaxpr
+    args, kwargs = arguments.to_trace()
+    with arguments.naming_parameters():
+        jaxpr = jax.make_jaxpr(arguments.over_arrays(kept))(*args, **kwargs).jaxpr
     found = [origin_of(jaxpr, var) for var in jaxpr.outvars if not isinstance(var, core.Literal)]
     # two outputs that are one value are kept once
     by_value = {origin.key: origin for origin in found if origin.mark != UNREAD}

@@ -11,11 +11,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import ad_checkpoint, source_info_util
 from jax._src import core as private_core
-from jax._src import source_info_util
+from jax._src import effects as jax_effects
+from jax._src import tree_util as private_tree
 from jax._src.interpreters import partial_eval
+from jax._src.state.discharge import discharge_state
+from jax._src.state.types import RefEffect
 from jax._src.util import weakref_lru_cache
 from jax.extend import core
+from jax.extend.core.primitives import name_p
+from jax.interpreters import ad
 
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.arithmetic import matmul_flops, other_flops
@@ -69,12 +75,16 @@ class Program:
 
 
 def capture(arguments: Arguments) -> Program:
-    """Trace a call once; JAX itself remembers the trace by the function and the shapes."""
-    if all(arguments.traced):  # trace the user's own function, so that the trace is found again
-        args, kwargs = jax.tree.unflatten(arguments.tree, arguments.leaves)
-        closed, out = jax.make_jaxpr(arguments.f, return_shape=True)(*args, **kwargs)
-    else:
-        closed, out = jax.make_jaxpr(arguments.call, return_shape=True)(*arguments.arrays)
+    """Trace a call once; JAX itself remembers the trace by the function and the shapes.
+
+    Raises:
+        ValueError: the function reads an argument's value in Python.
+    """
+    # The user's own function where it can be, so that the trace is found again.
+    run = arguments.f if all(arguments.traced) else arguments.over_arrays(arguments.call)
+    args, kwargs = arguments.to_trace()
+    with arguments.naming_parameters():
+        closed, out = jax.make_jaxpr(run, return_shape=True)(*args, **kwargs)
     return Program(closed.jaxpr, tuple(closed.consts), jax.tree.structure(out), arguments.array_paths)
 
 
@@ -125,6 +135,61 @@ def inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
     return [(jaxpr, times) for jaxpr in _jaxprs_in(params)]
 
 
+def read_by_derivative(eqn: Any) -> Any:
+    """The inside of an operation with a derivative rule of its own as the rule computes it, or None without a rule.
+
+    The outputs are those of the operation. Names that stand in the operation alone are not in it, names that stand in
+    the rule alone are: JAX hears the latter.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name not in ("custom_vjp_call", "custom_jvp_call"):
+        return None
+    moving = [jax.dtypes.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars if hasattr(v.aval, "dtype")]
+    if len(moving) != len(eqn.invars) or not any(moving):
+        return None
+    try:
+        with eqn.ctx.manager:
+            if name == "custom_vjp_call":
+                # The rule's results are the residuals, then the operation's own.
+                rule, _ = params["fwd_jaxpr_thunk"].call_wrapped(*moving[params["num_consts"] :])
+                return rule.replace(outvars=rule.outvars[len(rule.outvars) - len(eqn.outvars) :])
+            types = [v.aval for v in eqn.invars]
+            rule = jax.make_jaxpr(lambda *given: _pushed(eqn, moving, given))(
+                *types, *(t.to_tangent_aval() for t, moves in zip(types, moving) if moves)
+            )
+            return rule.jaxpr.replace(outvars=rule.jaxpr.outvars[: len(eqn.outvars)])
+    except Exception:  # whatever a user's rule raises: it will be raised again where the function is differentiated
+        return None
+
+
+def _pushed(eqn: Any, moving: Sequence[bool], given: Sequence[Any]) -> list[Any]:
+    at = list(given[: len(moving)])
+    places = [k for k, moves in enumerate(moving) if moves]
+
+    def of_moving(*chosen: Any) -> list[Any]:
+        filled = dict(zip(places, chosen))
+        return bind(eqn, [filled.get(k, x) for k, x in enumerate(at)])
+
+    outs, tangents = jax.jvp(of_moving, tuple(at[k] for k in places), tuple(given[len(moving) :]))
+    return [*outs, *tangents]
+
+
+def has_tags(jaxpr: Any) -> bool:
+    """Whether a name stands in a jaxpr or in one inside it."""
+    return any(
+        tagged_name(eqn.primitive, eqn.params) is not None or any(has_tags(inner) for inner, _ in inner_jaxprs(eqn))
+        for eqn in opened(jaxpr).eqns
+    )
+
+
+def differentiates(eqn: Any) -> bool:
+    """Whether an equation's derivative is a rule that may read its outputs: no loop, branch, kernel or effect."""
+    name = eqn.primitive.name
+    if eqn.effects or tagged_name(eqn.primitive, eqn.params) is not None:
+        return False
+    return name == "custom_jvp_call" or (eqn.primitive in ad.primitive_jvps and not inner_jaxprs(eqn))
+
+
 def loop_parts(eqn: Any) -> tuple[int, int]:
     """How many of a scan's inputs every turn reads whole, and how many are carried from turn to turn."""
     params = eqn.params
@@ -140,6 +205,42 @@ def is_call(eqn: Any) -> bool:
         return False
     placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return all(type(sharding).__name__ == "UnspecifiedValue" for sharding in placed)
+
+
+def harmful_effects(program: Any) -> list[Any]:
+    """The effects of a jaxpr or an equation that a rerun must not repeat: on Refs, and what JAX's remat refuses."""
+    refused = jax_effects.remat_allowed_effects.filter_not_in(program.effects)
+    return [effect for effect in program.effects if isinstance(effect, RefEffect) or effect in refused]
+
+
+def ref_of(jaxpr: Any, effect: Any) -> Any:
+    """The input or constant of ``jaxpr``, a Ref, that an effect is on; None for others."""
+    if not isinstance(effect, RefEffect):
+        return None
+    return next((var for var in (*jaxpr.invars, *jaxpr.constvars) if var is effect.input), None)
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether a value is a Ref, by its type."""
+    return "Ref" in type(aval).__name__
+
+
+def without_local_refs(jaxpr: Any) -> Any:
+    """An open jaxpr whose own Refs, made and used inside, are values; others of its effects stay.
+
+    JAX's remat can't differentiate some of these, and its scan gives them no gradient.
+
+    Raises:
+        NotImplementedError: JAX has no rule for one.
+    """
+    if not any(isinstance(effect, private_core.InternalMutableArrayEffect) for effect in jaxpr.effects):
+        return jaxpr
+    num_consts = len(jaxpr.constvars)
+    all_given = core.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), ())
+    found = discharge_state(all_given, lower=False)
+    assert not found.consts, "nothing that a jaxpr computes is a constant"
+    pure = opened(found)
+    return pure.replace(constvars=pure.invars[:num_consts], invars=pure.invars[num_consts:])
 
 
 def _manual_axes(params: Mapping[str, Any]) -> Sequence[str]:
@@ -188,6 +289,21 @@ def trip_count(eqn: Any) -> int | None:
     if body.invars[params["body_nconsts"] + k] not in after.invars or [int(s) for s in steps] != [1]:
         return None
     return max(int(bound.val) - int(start.val), 0)
+
+
+def _transposed_name(cts: Any, x: Any, *, name: str) -> list[Any]:
+    return [cts]
+
+
+def _batched_name(self: Any, axis: Any, args: Any, dims: Any) -> tuple[Any, Any]:
+    return type(self)(self.name, jax.typeof(args[0]))(*args), dims[0]
+
+
+# Rules of an identity that JAX's names lack: a linear map with a name in it is transposed, and under jax_remat3 (which
+# older JAX can't batch) put under vmap.
+ad.primitive_transposes.setdefault(name_p, _transposed_name)
+if "batch" not in vars(ad_checkpoint.CheckpointName):
+    ad_checkpoint.CheckpointName.batch = _batched_name  # type: ignore[method-assign]
 
 
 class _Reader:
@@ -255,6 +371,9 @@ class _Reader:
             combine = max if name == "cond" else sum
             matmul += combine(g.matmul_flops * times for g, (_, times) in zip(inner, jaxprs))
             other += combine(g.other_flops * times for g, (_, times) in zip(inner, jaxprs))
+        rule = read_by_derivative(eqn)
+        if rule is not None and (has_tags(rule) or any(graph.names for graph in inner)):
+            inner = (self.read(rule, prefix=f"{op_id}/", repeats=repeats),)  # FLOPs stay those of what runs
         source = user_line(eqn, call)
         outputs = tuple(op_id if k == 0 else f"{op_id}:{k}" for k in range(len(made)))
         for out, var in zip(outputs, eqn.outvars):
@@ -276,7 +395,7 @@ def _constant(values: dict[str, Value], prefix: str, aval: Any, repeats: int) ->
 
 
 def _value(key: str, aval: Any, **fields: Any) -> Value:
-    shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
+    shape, dtype = tuple(getattr(aval, "shape", ())), None if is_ref(aval) else getattr(aval, "dtype", None)
     return Value(key, shape, str(dtype), aval_bytes(aval), **fields)
 
 
@@ -358,6 +477,31 @@ def bind(eqn: Any, inputs: Sequence[Any], **changes: Any) -> list[Any]:
     with as_written(eqn):
         outs = eqn.primitive.bind(*subfuns, *inputs, **params)
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def is_pytree_class(cls: type) -> bool:
+    """Whether a class was registered with JAX, so that its instances are pytrees."""
+    return cls in private_tree._registry
+
+
+def register_like(made: type, base: type) -> None:
+    """Register a subclass as a pytree that is flattened as its base is, unless its own metaclass did."""
+    if is_pytree_class(made) or not is_pytree_class(base):
+        return
+
+    def moved(x: Any, cls: type) -> Any:
+        new: Any = object.__new__(cls)
+        vars(new).update(vars(x))
+        return new
+
+    def flatten(x: Any) -> Any:
+        plain = moved(x, base)
+        children, tree = jax.tree_util.tree_flatten_with_path(plain, is_leaf=lambda leaf: leaf is not plain)
+        return [(path[0], child) for path, child in children], tree
+
+    jax.tree_util.register_pytree_with_keys(
+        made, flatten, lambda tree, children: moved(jax.tree.unflatten(tree, children), made)
+    )
 
 
 def live(jaxpr: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jremat.graph.arguments import take_apart
 from jremat.measure.targets import Target, TargetError, devices, pip_line
 
 
@@ -32,18 +33,26 @@ def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.st
     An argument with a ``NamedSharding`` keeps its partition and gets the target's devices for its mesh, so that a mesh
     without devices (``jax.sharding.AbstractMesh``) or of other devices will do. Without one it lies on the device, or
     is replicated where there are several. A ``pinned_host`` memory kind is kept. What is no array (a static argument, a
-    number) passes through.
+    number) passes through; of a function that isn't jitted, it is held fixed as ``jremat.checkpoint`` does.
 
     Raises:
         ValueError: a sharding over another number of devices than the target has.
     """
     here = devices(kind)
     placed = jax.tree.map(lambda leaf: place(leaf, here), args)
-    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
+    jitted, placed = as_jitted(fn, placed)
     if not kind.described:
         return jitted.lower(*placed)
     with _on_mesh_of(placed, here):  # the platform by name: JAX would look for what "gpu" means on this machine
         return jitted.trace(*placed).lower(lowering_platforms=(kind.platform,))
+
+
+def as_jitted(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """``fn`` under ``jax.jit``, and what to give it: what is no array is held fixed, unless it is jitted already."""
+    if hasattr(fn, "lower"):
+        return fn, args
+    call = take_apart(fn, args, {})
+    return (jax.jit(fn), args) if all(call.traced) else (jax.jit(call.over_arrays(call.call)), call.to_trace()[0])
 
 
 def compiled(
@@ -137,4 +146,4 @@ def _xla_remat(on: bool) -> Iterator[None]:
 _XLA_REMAT = "jax_compiler_enable_remat_pass"
 
 
-__all__ = ["CompileError", "TargetError", "compiled", "explained", "is_array", "lower", "place"]
+__all__ = ["CompileError", "TargetError", "as_jitted", "compiled", "explained", "is_array", "lower", "place"]

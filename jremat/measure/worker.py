@@ -22,7 +22,7 @@ import jax
 from jax import export
 
 from jremat.measure.buffers import Buffer
-from jremat.measure.compile import CompileError, explained, is_array, lower
+from jremat.measure.compile import CompileError, as_jitted, explained, is_array, lower
 from jremat.measure.targets import Target, TargetError, require_plugin
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def _as_here(buffer: Buffer, names: list[str]) -> Buffer:
 
 
 def _job(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target, request: Mapping[str, Any]) -> Job:
+    jitted, args = as_jitted(fn, args)
     leaves, tree = jax.tree.flatten(args)
     chosen = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
 
     def flat(*arrays: Any) -> list[Any]:
         given = dict(zip(chosen, arrays, strict=True))

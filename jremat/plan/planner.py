@@ -12,6 +12,7 @@ import numpy as np
 
 from jremat.estimate.hardware import chip_of
 from jremat.graph import trace
+from jremat.graph.arguments import arrays_alone, take_apart
 from jremat.graph.peak import traced_peak
 from jremat.graph.trace import graph_of
 from jremat.measure import Target, devices, memory
@@ -121,6 +122,12 @@ def plan(
         raise ValueError(f"step: expected the whole step, cut over the devices of target {kind.name!r}, got None")
     also, keep = checked_policies(also, num_layers), checked_tags(keep)
     chosen = known_objective(objective, cost, kind)
+    if num_layers is None:
+        call = take_apart(f, args, {})
+        f, args = (f, args) if all(call.traced) else (call.over_arrays(call.call), call.to_trace()[0])
+    elif len(args) > 1:
+        f, own, shared = arrays_alone(f, args[0], args[2:])
+        args = (own, args[1], *shared)
     wanted = _Wanted(f, args, num_layers, step)
     read = partial(_stack, wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep)
     stack = read(names_only)

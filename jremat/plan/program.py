@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jremat.graph import Graph
 from jremat.graph.arguments import take_apart
+from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.flops import flops
 from jremat.graph.residuals import read_residuals
@@ -112,6 +113,7 @@ def read_block(
     fetched: int = 0,
     host_link_bytes_per_second: float | None = None,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> Block:
     """A block, ready to be planned.
@@ -137,7 +139,7 @@ def read_block(
     >>> block.outcome(FULL).recompute_flops, block.forward_flops
     (256, 512)
     """
-    program = capture(take_apart(f, args, kwargs, static_argnames))
+    program = rerunnable(capture(take_apart(f, args, kwargs, static_argnames, static_argnums)))
     graph = graph_of(program, SELECTABLE)
     _check_names(keep, graph)
     given = (*program.jaxpr.invars, *program.jaxpr.constvars)

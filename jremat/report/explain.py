@@ -128,6 +128,7 @@ def explain(
     policy: Policy | None = None,
     strict: bool = True,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> Explanation:
     """What ``f`` keeps, offloads and makes again for its gradient, under ``policy`` or as it is, and why.
@@ -139,7 +140,7 @@ def explain(
         f: the forward function of a block or a loss.
         args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; differentiated by all that float.
         policy: of one block; None: what the function already does.
-        strict, static_argnames: as of ``jremat.checkpoint``.
+        strict, static_argnames, static_argnums: as of ``jremat.checkpoint``.
 
     Returns:
         Rows with fate, part, bytes, source line, reason and cost; ``.kept_bytes``, ``.recompute_flops``.
@@ -159,8 +160,8 @@ def explain(
     """
     if policy is not None:
         expect_policy(policy)
-        f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames)
-    return explain_call(take_apart(f, args, kwargs, static_argnames), Rules(policy))
+        f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames, static_argnums=static_argnums)
+    return explain_call(take_apart(f, args, kwargs, static_argnames, static_argnums), Rules(policy))
 
 
 def explain_call(arguments: Arguments, rules: Rules) -> Explanation:

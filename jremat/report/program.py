@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.effects import refuse_refs
 from jremat.graph.flops import REMAT_SCOPE
 from jremat.graph.residuals import UNREAD, Origin, origin_of
 from jremat.graph.trace import capture, live, scopes
@@ -48,7 +49,9 @@ def both_ways(arguments: Arguments) -> BothWays:
     """
     arrays = arguments.arrays
     active = [k for k, leaf in enumerate(arrays) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
-    given, out_tree = jax.tree.flatten(jax.eval_shape(arguments.call, *arrays))
+    forward = capture(arguments)
+    refuse_refs(forward.jaxpr, forward.paths)
+    given, out_tree = [var.aval for var in forward.jaxpr.outvars], forward.out_tree
     real = [k for k, out in enumerate(given) if jnp.issubdtype(out.dtype, jnp.inexact)]
 
     def run(*leaves: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
@@ -15,6 +16,7 @@ from jremat.graph.trace import Program, capture, graph_of, weakly_cached
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
+from jremat.transform.closures import refuse_hijax, refuse_linen
 from jremat.transform.decide import Candidate, Decisions, candidates, check, decide
 
 
@@ -24,6 +26,7 @@ def checkpoint(
     *,
     strict: bool = True,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     prevent_cse: bool = True,
 ) -> Callable[..., Any]:
     """``f``, whose gradient keeps just the values that ``policy`` keeps and recomputes the others.
@@ -36,14 +39,18 @@ def checkpoint(
         f: any traceable function of pytrees.
         policy: of one block, e.g. ``policies.get("save:attn_out")``.
         strict: a selector that matches nothing raises; if False, it warns.
-        static_argnames: parameters of ``f`` to hold fixed; strings and functions are held fixed anyway.
+        static_argnames: parameters of ``f`` to hold fixed. Booleans, strings, functions and all else that is no array
+            are held fixed anyway, and so are numbers among a module's attributes.
+        static_argnums: the same by position.
         prevent_cse: as of ``jax.checkpoint``; False is right inside a scan alone.
 
     Returns:
         A function like ``f``, under every transformation of JAX.
 
     Raises:
-        ValueError: at the first call, where a selector matches nothing; at once, for a plan over layers.
+        ValueError: at the first call, where a selector matches nothing, a static argument names no parameter, or ``f``
+            reads a traced value in Python, has an effect that a rerun would repeat (it reads or writes a Ref from
+            outside, or calls ``io_callback``), or would write into a Linen module; at once, for a plan over layers.
 
     >>> import jax.numpy as jnp
     >>> from jremat.policy import Policy, tag
@@ -65,8 +72,9 @@ def checkpoint(
 
     @functools.wraps(f)
     def rematted(*args: Any, **kwargs: Any) -> Any:
+        refuse_linen(f, args, kwargs)
         return call_rematted(
-            take_apart(f, args, kwargs, static_argnames), policy, strict=strict, prevent_cse=prevent_cse
+            take_apart(f, args, kwargs, static_argnames, static_argnums), policy, strict=strict, prevent_cse=prevent_cse
         )
 
     return rematted
@@ -74,7 +82,8 @@ def checkpoint(
 
 def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent_cse: bool) -> Any:
     """One call, rematted: what ``checkpoint`` does once the arguments are known."""
-    program = capture(arguments)
+    refuse_hijax(arguments.array_paths, arguments.arrays)
+    program = rerunnable(capture(arguments))
     decisions = decisions_for(program, policy, strict=strict)
     if policy.keeps_everything:  # a plan, and these are its shapes
         return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
@@ -89,6 +98,7 @@ def residuals(
     policy: Policy | None = None,
     strict: bool = True,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> Residuals:
     """Every value that ``f`` keeps for its backward pass, under ``policy``, or as it is without one.
@@ -99,7 +109,7 @@ def residuals(
         f: the forward function of a block or a loss.
         args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; differentiated by all that float.
         policy: of one block; None: what the function already does.
-        strict, static_argnames: as of ``checkpoint``.
+        strict, static_argnames, static_argnums: as of ``checkpoint``.
 
     Returns:
         Rows with name, shape, dtype, copies, bytes, decision and source line; ``.total_bytes``.
@@ -109,13 +119,13 @@ def residuals(
     32
     """
     if policy is not None:
-        f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames)
-    return read_residuals(take_apart(f, args, kwargs, static_argnames))
+        f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames, static_argnums=static_argnums)
+    return read_residuals(take_apart(f, args, kwargs, static_argnames, static_argnums))
 
 
 def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any) -> None:
     """Raise where ``checkpoint(f, policy)`` would raise at its call, for each of ``policies``; nothing is rematted."""
-    program = capture(take_apart(f, args, {}))
+    program = rerunnable(capture(take_apart(f, args, {})))
     for policy in policies:
         if not policy.keeps_everything or policy.made_for is not None:
             graph = _graph_for(program, policy)

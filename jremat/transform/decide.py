@@ -35,12 +35,15 @@ class Candidate:
         op, value: of the graph.
         mark: the name under which it is kept: one of our own, or the user's tag inside a kernel.
         inside: whether it is inside a kernel, where only tags can be kept.
+        place: id of the value that the mark is put on: what a tag names, where the same graph makes it, so that a
+            derivative that reads it reads what is kept.
     """
 
     op: Op
     value: Value
     mark: str
     inside: bool
+    place: str
 
 
 def candidates(graph: Graph) -> Iterator[Candidate]:
@@ -54,6 +57,7 @@ def candidates(graph: Graph) -> Iterator[Candidate]:
 
 
 def _candidates(graph: Graph, head: str, inside: bool) -> Iterator[Candidate]:
+    makers = {output: op for op in graph.ops for output in op.outputs}
     for op in graph.ops:
         if not (inside and op.primitive != "name"):
             for output in op.outputs:
@@ -61,9 +65,16 @@ def _candidates(graph: Graph, head: str, inside: bool) -> Iterator[Candidate]:
                 tagged_within = within is not None and within.primitive == "name"  # the tag in there is the value
                 if value.dtype != "None" and not tagged_within and not (inside and value.name is None):
                     mark = value.name if inside and value.name else f"{head}{output}"
-                    yield Candidate(op, value, mark, inside)
-        for inner in op.inner if op.primitive != "custom_jvp_call" else ():  # JAX hears no tag in a custom_jvp
+                    yield Candidate(op, value, mark, inside, _named(output, makers))
+        for inner in op.inner:
             yield from _candidates(inner, head, inside or op.opaque)
+
+
+def _named(value: str, makers: dict[str, Op]) -> str:
+    """The value that a row of tags names, where an operation of the same graph makes it; else the value itself."""
+    while makers[value].primitive == "name" and makers[value].inputs and makers[value].inputs[0] in makers:
+        value = makers[value].inputs[0]
+    return value
 
 
 def _plain_reads(graph: Graph) -> Iterator[str]:
@@ -96,10 +107,30 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
         decision = policy.decide(names=[tagged] if tagged else [], families=op.families, value=value.id)
         if decision is RECOMPUTE or (needed is not None and candidate.mark not in needed):
             continue
-        by_decision[decision].add(candidate.mark)
-        if not candidate.inside:
-            marks[value.id] = candidate.mark
+        if candidate.inside:
+            by_decision[decision].add(candidate.mark)
+        elif candidate.place not in marks:
+            by_decision[decision].add(candidate.mark)
+            marks[candidate.place] = candidate.mark
+    if not policy.values:  # a plan names its values itself
+        marks |= _beside(graph, marks, ruled)
     return Decisions(marks, frozenset(by_decision[SAVE]), frozenset(by_decision[OFFLOAD] - by_decision[SAVE]))
+
+
+def _beside(graph: Graph, marks: dict[str, str], ruled: dict[str, Decision]) -> dict[str, str]:
+    """Marks of the other results of operations with a result that is kept: one that is read would be run for it again.
+
+    What isn't read is not kept, whatever its mark.
+    """
+    found: dict[str, str] = {}
+    for op in graph.ops:
+        mark = next((marks[output] for output in op.outputs if output in marks), None)
+        if mark is not None and not op.inner:
+            free = [o for o in op.outputs if o not in marks and ruled.get(graph.values[o].name or "") is not RECOMPUTE]
+            found |= dict.fromkeys(free, mark)
+        for inner in op.inner:
+            found |= _beside(inner, marks, ruled)
+    return found
 
 
 def check(graph: Graph, policy: Policy, *, strict: bool) -> None:

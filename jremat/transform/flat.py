@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from jremat.graph.arguments import array_leaves, arrays_alone, map_arrays, take_apart_at
+from jremat.graph.effects import rerunnable
+from jremat.graph.trace import Program
 from jremat.transform.layer import Flat, Leaves
 
 
@@ -71,8 +74,12 @@ def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tu
         ValueError: a leaf of ``parameters`` has another length, or the block's result isn't like its carry.
     """
     check_lengths(parameters, num_layers)
+    block, parameters, shared = arrays_alone(block, parameters, shared)
     one = one_layer(parameters)
     closed, out = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
+    paths = take_apart_at(block, (one, carry, *shared), {}, ()).paths
+    program = rerunnable(Program(closed.jaxpr, tuple(closed.consts), None, paths), "block")
+    closed = core.ClosedJaxpr(program.jaxpr, program.consts)
     writes = _writes_beside(carry, out)
     _check_carry(carry, out[0] if writes else out)
     leaves, tree = jax.tree.flatten(carry)
@@ -130,16 +137,17 @@ def _inputs(jaxpr: Any, layout: Layout) -> tuple[list[Any], list[Any], list[Any]
 
 def check_lengths(parameters: Any, num_layers: int) -> None:
     """Every leaf of ``parameters`` has one entry per layer, or a ValueError that names it."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(parameters)[0]:
-        shape = jnp.shape(leaf)
+    leaves = jax.tree_util.tree_flatten_with_path(parameters)[0]
+    for (path, leaf), array in zip(leaves, array_leaves(parameters)):
+        shape = jnp.shape(leaf) if array else (num_layers,)
         if shape[:1] != (num_layers,):
             where = f"parameters{jax.tree_util.keystr(path)}"
             raise ValueError(f"{where}: expected [{num_layers}, ...], one entry per layer, got {list(shape)}")
 
 
 def one_layer(parameters: Any) -> Any:
-    """The shapes of one layer's parameters, of stacked ones."""
-    return jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), parameters)
+    """The shapes of one layer's parameters, of stacked ones; what is no array is every layer's."""
+    return map_arrays(lambda leaf: jax.eval_shape(lambda leaf: leaf[0], leaf), parameters)
 
 
 def _writes_beside(carry: Any, out: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jremat.graph.arguments import arrays_alone
 from jremat.policy import FULL, NONE, LayerPlan, Policy, Segment
 from jremat.transform.chain import stack
 
@@ -62,7 +63,10 @@ def group_peaks(
     Returns:
         One figure per size, in their order.
     """
-    layer, *rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), args)
+    block, own, shared = arrays_alone(block, args[0], args[2:])
+    layer, *rest = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), (own, args[1], *shared)
+    )
     stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_layers, *leaf.shape), leaf.dtype), layer)
     sizes = group_sizes(num_layers) if sizes is None else sizes
     steps = {size: gradient_step(stack(block, every_k(size, policy), num_layers=num_layers)) for size in sizes}

@@ -1,7 +1,6 @@
 """Remat of what takes Flax NNX modules: their state goes in and comes out, so that each change happens once."""
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +8,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jremat.graph.arguments import static_places, take_apart_at
+from jremat.graph.arguments import like, static_places, take_apart_at
 from jremat.policy.policy import Policy
 from jremat.transform.checkpoint import call_rematted, expect_policy
+from jremat.transform.closures import has_state, refuse_nnx
 
 
 def remat_nnx(
@@ -20,6 +20,7 @@ def remat_nnx(
     *,
     strict: bool = True,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     prevent_cse: bool = True,
 ) -> Callable[..., Any]:
     """A function like ``f`` of NNX modules and arrays, whose gradient keeps just the values that ``policy`` keeps.
@@ -29,7 +30,7 @@ def remat_nnx(
 
     Args:
         f: a function, some of whose arguments are NNX modules: ``Block.__call__``, or a user's own.
-        policy, strict, static_argnames, prevent_cse: as of ``jremat.checkpoint``.
+        policy, strict, static_argnames, static_argnums, prevent_cse: as of ``jremat.checkpoint``.
 
     Raises:
         ValueError: ``f`` closes over a module: it would be remembered as it was, and its changes lost.
@@ -43,13 +44,13 @@ def remat_nnx(
     expect_policy(policy)
     if policy.keeps_everything and policy.made_for is None:
         return f
-    _refuse_closed_over(f)
+    refuse_nnx(f)
 
     @functools.wraps(f)
     def rematted(*args: Any, **kwargs: Any) -> Any:
-        static = static_places(f, args, static_argnames)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_has_state)
-        nodes = tuple(leaf for leaf in leaves if _has_state(leaf))
+        static = static_places(f, args, kwargs, static_argnames, static_argnums)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=has_state)
+        nodes = tuple(leaf for leaf in leaves if has_state(leaf))
         if not nodes:  # a function of arrays: trace it itself, so that the trace is found again
             return call_rematted(take_apart_at(f, args, kwargs, static), policy, strict=strict, prevent_cse=prevent_cse)
         graphdef, state = nnx.split(nodes)
@@ -63,9 +64,9 @@ def remat_nnx(
             out = f(*args, **kwargs)
             return out, _changed(before, nnx.split(inner)[1])
 
-        args, kwargs = jax.tree.unflatten(tree, [_GAP if _has_state(leaf) else leaf for leaf in leaves])
+        args, kwargs = jax.tree.unflatten(tree, [_GAP if has_state(leaf) else leaf for leaf in leaves])
         moved = {place + 1 if isinstance(place, int) else place for place in static}
-        arguments = take_apart_at(pure, (state, *args), kwargs, moved)
+        arguments = take_apart_at(like(pure, f, "state"), (state, *args), kwargs, moved)
         out, state = call_rematted(arguments, policy, strict=strict, prevent_cse=prevent_cse)
         if state:  # a module that nothing changed may belong to an outer trace, and is left alone
             nnx.update(nodes, nnx.from_flat_state(state))
@@ -97,26 +98,3 @@ _GAP = _Gap()
 
 def _is_gap(leaf: Any) -> bool:
     return isinstance(leaf, _Gap)
-
-
-def _has_state(leaf: Any) -> bool:
-    return isinstance(leaf, nnx.Pytree | nnx.Variable)
-
-
-def _refuse_closed_over(f: Callable[..., Any]) -> None:
-    if not inspect.isfunction(f):
-        return
-    around = inspect.getclosurevars(f)
-    for name, value in {**around.globals, **around.nonlocals}.items():
-        if _has_state(value):
-            raise ValueError(
-                f"f: {f.__name__} closes over the NNX {type(value).__name__} {name!r}, whose changes would be lost; "
-                "pass it as an argument"
-            )
-
-
-def remat_nnx_class(block: type[nnx.Module], policy: Policy, **options: Any) -> type[nnx.Module]:
-    """A subclass of an NNX module class whose ``__call__`` is rematted; ``block`` is left as it is."""
-    call = remat_nnx(block.__call__, policy, **options)
-    metaclass: Any = type(block)
-    return metaclass(block.__name__, (block,), {"__call__": call, "__module__": block.__module__})

@@ -1,0 +1,38 @@
+"""A class whose one method is rematted, in the place of its base: the same name, the same pytree, the same pickle."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jremat.graph.trace import register_like
+
+
+def rematted_class(block: type, call: Callable[..., Any]) -> type:
+    """A subclass of a class of pytrees (NNX, Equinox, a user's own) with ``call`` as its ``__call__``."""
+    metaclass: Any = type(block)
+    made: type = metaclass(block.__name__, (block,), {"__call__": call, "__module__": block.__module__})
+    register_like(made, block)
+    return made
+
+
+def in_place_of(made: Any, block: type, again: Callable[[], type]) -> Any:
+    """``made`` under the name of ``block``: what names things after classes (Flax its submodules) then names them as
+    without remat.
+
+    Args:
+        made: a subclass of ``block``.
+        again: makes the same class, from a pickle.
+    """
+    for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(made, attribute, getattr(block, attribute))
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        if type(self) is not made:  # a subclass of a user's, which pickle finds by its own name
+            return super(made, self).__reduce_ex__(protocol)
+        return _revived, (again,), vars(self)
+
+    made.__reduce_ex__ = reduce
+    return made
+
+
+def _revived(again: Callable[[], type]) -> Any:
+    return object.__new__(again())
