@@ -121,9 +121,9 @@ class TestSays:
         def never(*_):
             raise AssertionError("reverse mode traced the scan")
 
-        monkeypatch.setattr("jremat.transform.chain.scanned", never)
+        monkeypatch.setattr("jremat.transform.scan.scanned", never)
         real, key = parameters
-        run = stack(block, policies.get(spec), num_layers=L)
+        run = stack(anew(block), policies.get(spec), num_layers=L)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             jaxpr = jax.make_jaxpr(jax.grad(total(run, key), (0, 1, 2)))(real, X, SCALE)
