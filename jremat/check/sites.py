@@ -37,6 +37,7 @@ class Site:
         body: what it reruns, an open jaxpr; of a remat of ours as its user wrote it, without our marks.
         policy: what it was given; None keeps nothing. Of a remat of ours the user's policy.
         ours: whether it is ``jremat.checkpoint``'s, which decides value by value.
+        marked: whether that keeps any value.
         prevent_cse: whether the compiler is kept from merging the rerun with the first run.
         third: whether it is of ``jax_remat3``.
         repeats: how often it runs in one call: its equations times the loops around them.
@@ -49,6 +50,7 @@ class Site:
     body: Any
     policy: Any
     ours: bool
+    marked: bool
     prevent_cse: bool
     third: bool
     repeats: int
@@ -121,8 +123,12 @@ def _sites(jaxpr: Any, around: tuple[Site, ...], repeats: int, loops: int, call:
             kept_apart = any(cse) if isinstance(cse, tuple) else bool(cse)
             source = user_line(eqn, call) or next((line for _, _, line in equations(body) if line), "")
             ours = isinstance(policy, ByMarks)
-            policy, body = (policy.policy, unmarked(body)) if isinstance(policy, ByMarks) else (policy, body)
-            site = Site((eqn,), body, policy, ours, kept_apart, held is not None, repeats, loops, around, source)
+            written = unmarked(body) if ours else body
+            marked, body = written is not body, written
+            policy = policy.policy if isinstance(policy, ByMarks) else policy
+            site = Site(
+                (eqn,), body, policy, ours, marked, kept_apart, held is not None, repeats, loops, around, source
+            )
             yield site
             inside = (*around, site)
         elif eqn.primitive.name == "scan":

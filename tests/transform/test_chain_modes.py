@@ -102,12 +102,12 @@ class TestAgain:
 class TestSays:
     def test_once(self, parameters):
         real, key = parameters
-        run = stack(block, policies.get("revolve:2"), num_layers=L)
         for differentiate in (
             lambda f: jax.jit(lambda x: jax.jvp(f, (x,), (x,))).lower(X),
             lambda f: jax.jit(jax.grad(lambda x: (jax.grad(f)(x) ** 2).sum())).lower(X),
             lambda f: jax.jit(jax.hessian(f)).lower(X),
         ):
+            run = stack(anew(block), policies.get("revolve:2"), num_layers=L)
             with warnings.catch_warnings(record=True) as heard:
                 warnings.simplefilter("always")
                 differentiate(lambda x: total(run, key)(real, x, SCALE))
@@ -121,9 +121,9 @@ class TestSays:
         def never(*_):
             raise AssertionError("reverse mode traced the scan")
 
-        monkeypatch.setattr("jremat.transform.chain.scanned", never)
+        monkeypatch.setattr("jremat.transform.scan.scanned", never)
         real, key = parameters
-        run = stack(block, policies.get(spec), num_layers=L)
+        run = stack(anew(block), policies.get(spec), num_layers=L)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             jaxpr = jax.make_jaxpr(jax.grad(total(run, key), (0, 1, 2)))(real, X, SCALE)

@@ -21,6 +21,8 @@ _UNBATCHED = (((1,), (0,)), ((), ()))
 def _no_batch_dims(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
         dots = _dots(ruling.site.body)
+        if ruling.site.marked:  # it was decided on the block as written, before any vmap
+            continue
         if not dots or not all(eqn.params["dimension_numbers"][1][0] for eqn, _, _ in dots):
             continue
         eqn, _, line = dots[0]
