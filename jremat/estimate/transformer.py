@@ -1,33 +1,42 @@
-"""The ledger of a training run in closed form: from a config, a policy and shapes; no trace, no arrays."""
+"""The ledger of a training run, read off its program: traced once with letters for its sizes, numbers put in after."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from jremat.estimate import collectives
-from jremat.estimate.block import block_of, item_bytes, sizes_of
+import jax
+import numpy as np
+
+from jremat.estimate.collectives import ASSUMPTIONS as COLLECTIVES
+from jremat.estimate.collectives import ITEM_BYTES, Spread
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import MOMENTS, Ledger, Line, Moment, Part, summed
+from jremat.estimate.decoder.stage import Stage, lettered, numbers_of
+from jremat.estimate.ledger import PHASES, Ledger, Line
 from jremat.estimate.parallel import Parallel
-from jremat.estimate.parameters import Parameters, parameters_of, spread
-from jremat.estimate.stack import Row, StackKept, matmul_flops, stack_kept
-from jremat.estimate.work import CALIBRATED_ON, Compiler, assumptions, compiler_for, head_work, layer_work, relaid
+from jremat.estimate.step import OPTIMIZERS, train_step
+from jremat.estimate.timeline import Term, Timeline
+from jremat.graph.arguments import take_apart
+from jremat.graph.flops import count_in
+from jremat.graph.letters import Polynomial, Size, at
+from jremat.graph.peak import ASSUMPTIONS, peak_in
+from jremat.graph.residuals import Residual, read_residuals
+from jremat.graph.rules import rules_for
+from jremat.graph.trace import Program, capture
 from jremat.policy.counts import whole_number
 from jremat.policy.decision import OFFLOAD
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.policy import Policy
 
 Optimizer = Literal["adamw", "momentum", "sgd"]
-OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Running means a parameter."""
-
-_BACKWARD: tuple[Moment, ...] = ("mlp", "attention")
-_PLACES = {"P_blocks": ("block",), "P_head": ("head", "tied"), "P_embedding": ("embedding",)}
-_SYMBOL = {
-    "gradients of the layers": "P_blocks",
-    "gradient of the head": "P_head",
-    "gradients of the embedding": "P_embedding",
+CALIBRATED_ON = "0.10.2"
+"""The version of JAX whose compiler is taken where none is named."""
+_REPEATED_TRACES = 256
+_ARGUMENTS = {
+    "argument 0": ("state", "weights", "weights"),
+    "argument 1[0]": ("state", "master weights", "optimizer state"),
+    "argument 1": ("state", "optimizer moments", "optimizer state"),
+    "argument 2": ("state", "gradient sum", "gradients"),
 }
 
 
@@ -47,12 +56,13 @@ def estimate(
 ) -> Ledger:
     """The memory of one training step, line by line.
 
-    Kept for the backward pass is what the policy keeps of the traced program, to the byte; the peak rests on the
-    ledger's ``assumptions``.
+    The step is traced once, with letters for its sizes, and kept for the next estimate of the same kind; what is asked
+    for is put in their place. Kept for the backward pass is what the policy keeps of the traced program, to the byte;
+    the peak is that of ``jremat.traced_peak`` on one device and rests on the ledger's ``assumptions``.
 
     Args:
         config: the architecture, its dtypes, dropout and attention.
-        policy: of every layer, or a plan over the layers (of each pipeline stage's chunk).
+        policy: of every layer, or a plan over the layers (of each pipeline stage).
         batch: sequences that go through the model at a time, over all data replicas.
         seq: tokens of each, at most ``config.max_seq`` where positions are learned.
         chunk: positions whose logits are alive at a time; None keeps all logits.
@@ -78,169 +88,265 @@ def estimate(
     >>> full, none = (estimate(config, p, batch=2, seq=128) for p in (FULL, NONE))
     >>> full.kept_bytes, none.kept_bytes  # 4 b s h L, and (64 b s h + 4 b n s² + 16 b s) L
     (262144, 6307840)
+    >>> full.kept[0].formula
+    '4·L·b·h·s'
     """
     p = parallel or Parallel()
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
-    compiler = compiler_for(jax_version)
     p.check(config, batch, seq)
-    if stack != "chain" and isinstance(policy, LayerPlan):
-        policy = policy.uniform(config.num_layers // p.chunks) or policy  # a plan of one policy needs no executor
-    chain = stack == "chain" or isinstance(policy, LayerPlan)
-    sizes = {**sizes_of(config, batch, seq), "L": config.num_layers, "P": config.num_params()}
-    sizes["k"] = min(config.attention_block, -(-seq // 2))  # keys that blockwise attention reads at a time
-    for symbol, places in _PLACES.items():
-        sizes[symbol] = sum(part.count for part in parameters_of(config) if part.place in places)
-    if chunk is not None:
-        sizes["c"] = min(chunk, seq)
-    run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain, compiler)
-    if chain and stack == "scan":
-        raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
-    kept = stack_kept(config, policy, config.num_layers // p.chunks, sizes, chain=chain)
-    whole = matmul_flops(block_of(config).tensors.values(), sizes) * config.num_layers
-    ledgers = [
-        Ledger(
-            run.lines(kept, stage),
-            tuple((name, sizes[name]) for name in sizes if name != "1"),
-            (*_assumed(config, p, chain), *assumptions(compiler)),
-            p.devices,
-            stage,
-            kept.recomputed_flops * p.chunks,
-            whole,
+    ledgers = []
+    for stage in sorted({0, p.pipeline - 1}):
+        layers = p.layers_on(stage, config.num_layers)
+        chosen = policy
+        if stack != "chain" and isinstance(policy, LayerPlan):
+            chosen = policy.uniform(layers) or policy  # a plan of one policy needs no executor
+        chain = stack == "chain" or isinstance(chosen, LayerPlan)
+        if chain and stack == "scan":
+            raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
+        part = Stage(
+            _kind(config, layers, seq), chosen, chain, chunk and min(chunk, seq), stage == 0, stage == p.pipeline - 1
         )
-        for stage in sorted({0, p.pipeline - 1})
-    ]
+        constraints = _constraints(part, seq)
+        traced = _traced(part, constraints, optimizer, master_weights, accumulate)
+        ledgers.append(_Run(config, p, batch, seq, stage, traced, jax_version).ledger())
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 
 
-_Kind = tuple[str, Sequence[Parameters], int, bool, tuple[Moment, ...]]
+def _kind(config: TransformerConfig, layers: int, seq: int) -> TransformerConfig:
+    """The config with the least sizes that have its kinds: equal for all that share a trace."""
+    c = config
+    if c.attention == "cudnn":  # a kernel of NVIDIA's keeps the same, and needs no array a block of keys
+        c = replace(c, attention="blockwise", attention_block=1)
+    elif c.attention == "blockwise":
+        c = replace(c, attention_block=min(c.attention_block, -(-seq // 2)))
+    else:
+        c = replace(c, attention_block=1)
+    return replace(
+        c, vocab_size=1, num_layers=layers, hidden=1, heads=c.group, kv_heads=1, head_dim=2, mlp_hidden=1, max_seq=1
+    )  # fmt: skip
+
+
+def _constraints(stage: Stage, seq: int) -> tuple[str, ...]:
+    """What holds for the sequence and what JAX couldn't decide without: whole blocks and chunks."""
+    blocks = {stage.config.attention_block} if stage.config.attention == "blockwise" else set()
+    blocks |= {stage.chunk} if stage.chunk else set()
+    return tuple(sorted(f"s >= {n}" for n in blocks)) + tuple(
+        sorted(f"mod(s,{n}) == 0" for n in blocks if seq % n == 0)
+    )
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A stage's training step with letters for its sizes.
+
+    Args:
+        stage: that it was made from.
+        program: of the step.
+        kept: by its layers.
+        recompute, forward: matmul FLOPs, of the stage's layers.
+        num_params: on the stage.
+        moments: whether the optimizer has a state.
+    """
+
+    stage: Stage
+    program: Program
+    kept: tuple[Residual, ...]
+    recompute: Polynomial
+    forward: Polynomial
+    num_params: Polynomial
+    moments: bool
+
+    @functools.lru_cache(maxsize=_REPEATED_TRACES)  # noqa: B019 - as long as the trace itself is kept
+    def timeline(self, numbers: tuple[tuple[str, int], ...], jax_version: str) -> Timeline:
+        """What is alive at each step, in the order that these numbers give."""
+        program = replace(self.program, jaxpr=at(self.program.jaxpr, dict(numbers)))
+        peak = peak_in(program, (), jax_version)
+        layers = Size(self.stage.config.num_layers, Polynomial.of("L"))
+        return Timeline(peak, _ARGUMENTS, layers, self.stage.chunk is not None)
+
+
+@functools.lru_cache(maxsize=_REPEATED_TRACES)
+def _traced(
+    stage: Stage, constraints: tuple[str, ...], optimizer: str, master_weights: bool, accumulate: int
+) -> Traced:
+    config, letters = lettered(stage.config, constraints)
+    params, batch = stage.params(config), stage.batch(config, letters["b"], letters["s"])
+    step, args = train_step(
+        stage.apply(config), params, batch, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate
+    )
+    program = capture(take_apart(step, args, {}))
+    stream = jax.ShapeDtypeStruct((letters["b"], letters["s"], config.hidden), config.compute_dtype)
+    layers = take_apart(stage.layers(config), (params["blocks"], stream, batch[-1]), {})
+    forward = count_in(capture(layers).jaxpr)
+    return Traced(
+        stage,
+        program,
+        tuple(row for row in read_residuals(layers) if row.kind == "kept" or row.source.startswith("argument 1")),
+        Polynomial.of(count_in(program.jaxpr).recompute),
+        Polynomial.of(forward.model + forward.matmul.rerun),
+        sum((Polynomial.product(leaf.shape) for leaf in jax.tree.leaves(params)), Polynomial()),
+        optimizer != "sgd" or master_weights,
+    )
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One run's facts, and its lines."""
+    """One stage of one run."""
 
     config: TransformerConfig
     parallel: Parallel
-    sizes: Mapping[str, int]
-    chunk: int | None
-    moments: int
-    master_weights: bool
-    accumulate: int
-    chain: bool
-    compiler: Compiler
+    batch: int
+    seq: int
+    stage: int
+    traced: Traced
+    jax_version: str
 
-    def head_last(self, kept: StackKept) -> bool:
-        """Whether the head's gradient is taken after the layers': if it is to be summed over devices, or if the
-        compiler turns first to what most bytes stand behind, and these are the logits."""
-        p, size = (
-            self.parallel,
-            lambda axes, dtype: math.prod(self.sizes[a] for a in axes) * item_bytes(dtype, self.config),
+    @property
+    def layers(self) -> int:
+        return self.traced.stage.config.num_layers
+
+    @functools.cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Of all devices together; L and P are the stage's, as the program's are."""
+        return {**numbers_of(self.config, self.batch, self.seq), "L": self.layers}
+
+    @functools.cached_property
+    def own(self) -> Mapping[str, int]:
+        """Of one device."""
+        return self.parallel.shares(self.numbers)
+
+    def device_bytes(self, term: Term) -> float:
+        role, factors = term
+        whole = Polynomial(((factors, 1),)).at(self.own)
+        return whole / self.parallel.split(factors) / (self.parallel.data if self.parallel.shared(role) else 1)
+
+    def ledger(self) -> Ledger:
+        timeline = self.traced.timeline(tuple(self.own.items()), self.jax_version)
+        kept = [self._kept(row) for row in self.traced.kept]
+        more = list(self._more(kept))
+        added = {span: sum(line.device_bytes for line, spans in more if span in spans) for span in timeline.spans}
+        waits = self._head_waits(timeline)
+        alive = timeline.at(self.device_bytes, added) + waits
+        step = int(alive.argmax())
+        phase = timeline.phases[step]
+        lines: dict[tuple[str, str], Line] = {}
+        for held in timeline.alive_at(step):
+            line = Line(
+                held.part, held.name, round(held.letters.at(self.numbers) * self._of_all(held.part, held.role)),
+                round(sum(n * self.device_bytes((held.role, factors)) for factors, n in held.letters.terms)),
+                self._formula(held.letters, held.role),
+            )  # fmt: skip
+            old = lines.get((line.part, line.name))
+            if line.total_bytes:
+                lines[line.part, line.name] = line if old is None else _sum(old, line)
+        beside = [
+            line for line, spans in more if line.device_bytes and any(timeline.spans[span][step] for span in spans)
+        ]
+        if np.any(waits) and waits[step]:
+            formula = f"{ITEM_BYTES[self.config.param_dtype]}·v·h"
+            name = "head, until its gradient is summed over devices"
+            beside.append(Line("head", name, round(waits[step]), round(waits[step]), formula))
+        peaks = tuple(
+            (name, round(max((n for n, own in zip(alive, timeline.phases) if own == name), default=0)))
+            for name in PHASES
         )
-        stacks = sum(row.copies * size(row.axes, row.dtype) for row in kept.rows)
-        first = self.compiler.largest_first and size(("b", "s", "v"), "compute") > stacks
-        return self.chunk is None and (first or p.sequence or (p.zero > 0 and p.tensor == 1))
+        order = ("state", "kept", "layer", "head", "other")
+        c = self.config
+        n_layers = c.num_layers / self.layers
+        found = (*sorted(lines.values(), key=lambda line: order.index(line.part)), *beside)
+        return Ledger(
+            lines=found,
+            kept=tuple(kept),
+            symbols=(*self._symbols().items(),),
+            assumptions=tuple(_assumed(self.traced.stage, self.parallel, self.jax_version)),
+            devices=self.parallel.devices,
+            stage=self.stage,
+            recompute_flops=round(self.traced.recompute.at(self.numbers) * n_layers),
+            forward_flops=round(self.traced.forward.at(self.numbers) * n_layers),
+            peak_phase=phase,
+            phase_bytes=peaks,
+            state_bytes=sum(line.device_bytes for line in found if line.part == "state"),
+        )
 
-    def lines(self, kept: StackKept, stage: int) -> tuple[Line, ...]:
-        first, last = stage == 0, stage == self.parallel.pipeline - 1
-        head_last = self.head_last(kept)
-        rows = [
-            *self._state(first, last, head_last),
-            *(self._kept(row, stage) for row in kept.rows),
-            *(self._row("layer", f"replay: {row.name}", row, _BACKWARD) for row in kept.replay),
-            *self._work(kept),
-            *self._gathered(kept, first, last, head_last),
-            *(self._embedding() if first else ()),
-            *(self._head(head_last) if last else ()),
-        ]
-        return tuple(line for line in summed(rows) if line.total_bytes)
+    def _of_all(self, part: str, role: str) -> float:
+        """How many times what the stage holds there is over all stages."""
+        if role in ("weights", "optimizer state", "gradients"):
+            return self.config.num_params() / self.traced.num_params.at(self.numbers)
+        return self.config.num_layers / self.layers if part == "kept" else 1
 
-    def _state(self, first: bool, last: bool, head_last: bool) -> Iterable[Line]:
-        c, p = self.config, self.parallel
-        item = item_bytes("param", c)
-        parts = parameters_of(c)
-        of = lambda *places: [x for x in parts if x.place in places]
-        # Under ZeRO-1 the whole gradients are there until each replica has its share of them.
-        end: tuple[Moment, ...] = () if p.zero == 1 else ("update",)
-        early = ("loss", *_BACKWARD, *end)
-        late = end if head_last else ("turn", *_BACKWARD, *end)
-        kinds: list[_Kind] = [
-            ("weights", parts, item, p.zero >= 3, MOMENTS),
-            ("gradients of the layers", of("block"), item, p.zero >= 2, early),
-            ("gradient of the head", of("head", "tied"), item, p.zero >= 2, late),
-            ("gradients of the embedding", of("embedding"), item, p.zero >= 2, end),
-        ]
-        if self.accumulate > 1:
-            kinds.append(("gradient sum", parts, 4, p.zero >= 2, MOMENTS))
-        if self.moments:
-            size = self.moments * (4 if self.master_weights else item)  # of the dtype of what they update
-            kinds.append(("optimizer moments", parts, size, p.zero >= 1, MOMENTS))
-        if self.master_weights:
-            kinds.append(("master weights", parts, 4, p.zero >= 1, MOMENTS))
-        for name, chosen, size, shared, alive in kinds:
-            held, total = spread(chosen, p, first=first, last=last), sum(x.count for x in chosen)
-            device = size * (-(-held // p.data) if shared else held)
-            yield Line("state", name, size * total, device, f"{size}·{_SYMBOL.get(name, 'P')}", ("P",), alive)
+    def _symbols(self) -> dict[str, int]:
+        names = {**self.numbers, "n": self.config.heads, "L": self.config.num_layers, "P": self.config.num_params()}
+        unused = {"g"} | ({"t"} if self.config.positions != "learned" else set())
+        return {name: size for name, size in names.items() if name not in unused}
 
-    def _kept(self, row: Row, stage: int) -> Line:
-        p = self.parallel
-        line = self._row("kept", row.name, row, ("loss", "turn", *_BACKWARD))
-        formula = self._formula(row, row.copies * p.chunks)
-        total, held = line.total_bytes * p.chunks, line.device_bytes * p.in_flight(stage)
-        if p.zero >= 3 and not {"b", "s"} & set(row.axes):
-            held = -(-held // p.data)  # a cast of weights is kept as they are: shared out
-        return replace(line, total_bytes=total, device_bytes=held, formula=formula, crosses=True)
+    def _formula(self, letters: Polynomial, role: str) -> str:
+        own = letters.at(self.numbers)
+        params = self.traced.num_params.at(self.numbers)
+        if role in ("weights", "optimizer state", "gradients") and own % params == 0:
+            return f"{own // params}·P"
+        return readable(letters, self.config.group > 1)
 
-    def _row(self, part: Part, name: str, row: Row, alive: tuple[Moment, ...]) -> Line:
-        total = math.prod(self.sizes[a] for a in row.axes) * row.copies * item_bytes(row.dtype, self.config)
-        device = -(-total // self.parallel.divisor(row.axes))
-        scales = tuple(dict.fromkeys(axis for axis in row.axes if axis != "1"))
-        return Line(part, name, total, device, self._formula(row, row.copies), scales, alive, row.decision is OFFLOAD)
+    def _kept(self, row: Residual) -> Line:
+        letters, share = Polynomial.of(row.bytes), self.parallel.copies_in_flight(self.stage)
+        role = "" if letters.letters & {"b", "s"} else "casts"
+        device = sum(n * self.device_bytes((role, factors)) for factors, n in letters.terms) * share
+        total = letters.at(self.numbers) * self.config.num_layers / self.layers
+        if row.copies > 1:
+            letters = letters // row.copies * Polynomial.of("L" if row.copies == self.layers else row.copies)
+        name = row.name or ("block input" if row.kind == "input" else row.primitive)
+        return Line(
+            "kept", name, round(total), round(device), readable(letters, self.config.group > 1), row.decision is OFFLOAD
+        )
 
-    def _formula(self, row: Row, copies: int) -> str:
-        """Bytes of a value times its axes, times how many there are."""
-        factors = [str(item_bytes(row.dtype, self.config)), *(a for a in row.axes if a != "1")]
-        if copies > 1:
-            factors.append("L" if copies == self.sizes["L"] else str(copies))
-        return "·".join(factors)
+    @functools.cached_property
+    def _spread(self) -> Spread | None:
+        if self.parallel.devices == 1:
+            return None
+        held, again = self.traced.num_params.at(self.own), dict(self.traced.recompute.terms)
+        return Spread(
+            self.config, self.parallel, self.own, self.traced.stage.chunk, held, self.traced.moments,
+            again.get(("b", "d", "h", "m", "s"), 0) >= 2 * 2 * self.layers,
+        )  # fmt: skip
 
-    def _work(self, kept: StackKept) -> Iterable[Line]:
-        block = block_of(self.config, chain=self.chain)
-        work = layer_work(self.config, block, kept.recomputed, self.compiler)
-        for name, row, alive in (*work, *relaid(self.config, kept.rows)):
-            yield self._row("layer", name, row, alive)
+    def _more(self, kept: list[Line]) -> Iterator[tuple[Line, tuple[str, ...]]]:
+        """What no program of one device and one micro-batch has: collectives, and micro-batches in flight."""
+        share = self.parallel.copies_in_flight(self.stage)
+        flying = round(sum(line.device_bytes for line in kept if not line.on_host) * (1 - 1 / share))
+        yield Line("kept", "of other micro-batches in flight", flying, flying, "kept"), PHASES
+        if self._spread is not None:
+            yield from self._spread.lines()
 
-    def _gathered(self, kept: StackKept, first: bool, last: bool, head_last: bool) -> Iterable[Line]:
-        held = spread(parameters_of(self.config), self.parallel, first=first, last=last)
-        sizes, again = self.sizes, kept.recomputed
-        return collectives.gathered(self.config, self.parallel, sizes, again, held, self.moments, head_last)
-
-    def _embedding(self) -> Iterable[Line]:
-        rows = [("embedding: row of each token", Row("", ("b", "s", "1"), "int32", 1))]
-        rows += [("embedding: dropout key", Row("", (), "key", 1))] if self.config.dropout else []
-        for name, row in rows:
-            yield replace(self._row("head", name, row, ("loss", "turn", *_BACKWARD)), crosses=True)
-
-    def _head(self, head_last: bool) -> Iterable[Line]:
-        waits = ("head: input", "head: logits") if head_last else ()
-        for name, row in head_rows(self.config, self.chunk):
-            alive: tuple[Moment, ...] = ("loss", "turn", *_BACKWARD) if name in waits else ("loss",)
-            yield replace(self._row("head", name, row, alive), crosses=True)
-        for name, row, alive in head_work(self.config, self.chunk):
-            yield self._row("head", name, row, alive)
+    def _head_waits(self, timeline: Timeline) -> Any:
+        """By step, what of the head several devices hold longer than the program of one does."""
+        if self._spread is None or not self.traced.stage.last:
+            return 0
+        there = timeline.of(self.device_bytes, lambda term: term[0] in ("", "gradients") and "v" in term[1])
+        layers = timeline.spans["recompute"] | timeline.spans["backward"]
+        return layers * (self._spread.head_bytes() - there).clip(0)
 
 
-def head_rows(config: TransformerConfig, chunk: int | None) -> Iterable[tuple[str, Row]]:
-    """What the final norm, the head and the loss keep, to the byte."""
-    stream = ("b", "s", "h")
-    yield "final norm: input", Row("", stream, "compute", 1)
-    stats = 2 if config.norm == "layernorm" else 1
-    yield "final norm: statistics", Row("", ("b", "s", "1"), "float32", stats)
-    yield "head: input", Row("", stream, "compute", 1)
-    if chunk is None:
-        if config.param_dtype != config.compute_dtype:
-            yield "head: weights cast", Row("", ("v", "h"), "compute", 1)
-        yield "head: logits", Row("", ("b", "s", "v"), "compute", 1)
-    yield "loss: log-sum-exp", Row("", ("b", "s"), "float32", 1)
+def _sum(one: Line, other: Line) -> Line:
+    """Two buffers of one name as one line."""
+    formula = one.formula if other.formula in one.formula.split(" + ") else f"{one.formula} + {other.formula}"
+    total, device = one.total_bytes + other.total_bytes, one.device_bytes + other.device_bytes
+    return replace(one, total_bytes=total, device_bytes=device, formula=formula)
+
+
+def readable(letters: Polynomial, grouped: bool = True) -> str:
+    """A polynomial with n for query heads, which are m groups of g."""
+    return str(letters.replaced(("g", "m"), "n") if grouped else letters.replaced(("m",), "n"))
+
+
+def _assumed(stage: Stage, parallel: Parallel, jax_version: str) -> Iterator[str]:
+    yield f"layers run by {'the stack executor' if stage.chain else 'a scan'}; parameters are updated in place (donated)"
+    yield from ASSUMPTIONS
+    yield f"calibrated on programs compiled for an H200 by jax {rules_for(jax_version).jax}"
+    if parallel.pipeline > 1:
+        yield "pipeline: enough micro-batches to fill it; a plan over layers holds for each stage"
+    if parallel.context > 1:
+        yield "context: keys and values of other devices pass through, one share at a time, and are not counted"
+    if parallel.devices > 1:
+        yield from COLLECTIVES
 
 
 def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack) -> None:
@@ -259,21 +365,9 @@ def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumul
         whole_number("chunk", chunk)
     if config.positions == "learned" and seq > config.max_seq:
         raise ValueError(f"seq: expected at most max_seq={config.max_seq}, which has a row a position, got {seq}")
-    if optimizer not in OPTIMIZER_MOMENTS:
-        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZER_MOMENTS))}, got {optimizer!r}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}")
     if master_weights and config.param_dtype == "float32":
         raise ValueError("master_weights: the weights are float32 themselves; it would only double them")
     if stack not in ("auto", "scan", "chain"):
         raise ValueError(f"stack: expected 'auto', 'scan' or 'chain', got {stack!r}")
-
-
-def _assumed(config: TransformerConfig, parallel: Parallel, chain: bool) -> Iterable[str]:
-    yield f"layers run by {'the stack executor' if chain else 'a scan'}; parameters are updated in place (donated)"
-    if config.attention == "cudnn":
-        yield "cuDNN's attention keeps its output and log-sum-exp; its own workspace is taken to be dq in float32"
-    if parallel.pipeline > 1:
-        yield "pipeline: enough micro-batches to fill it; a plan over layers holds for each chunk of them"
-    if parallel.context > 1:
-        yield "context: keys and values of other devices pass through, one share at a time, and are not counted"
-    if parallel.devices > 1:
-        yield from collectives.ASSUMPTIONS

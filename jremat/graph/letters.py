@@ -7,9 +7,10 @@ powers, ``floordiv``, ``mod``, ``max`` and ``min``.
 import ast
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from fractions import Fraction
+from typing import Any
 
 from jax.extend import core
 
@@ -33,25 +34,49 @@ class Polynomial:
     ('6·b·s² + 12·s', 70, frozenset({'b', 's'}))
     """
 
-    terms: tuple[tuple[tuple[str, ...], int], ...] = ()
+    terms: tuple[tuple[tuple[str, ...], Any], ...] = ()
 
     @classmethod
     def of(cls, size: Any) -> "Polynomial":
         """A number, a symbolic dimension or what one is printed as."""
-        if isinstance(size, int):
+        if isinstance(size, Polynomial | Size):
+            return size if isinstance(size, Polynomial) else size.letters
+        if isinstance(size, int | Fraction):
             return cls((((), size),) if size else ())
-        if isinstance(size, Size):
-            return size.letters
         return _parsed(str(size))
 
-    def __add__(self, other: "Polynomial") -> "Polynomial":
-        return _collected((*self.terms, *other.terms))
+    def __add__(self, other: Any) -> "Polynomial":
+        return _collected((*self.terms, *Polynomial.of(other).terms))
 
-    def __mul__(self, other: Union["Polynomial", int]) -> "Polynomial":
-        factor = other if isinstance(other, Polynomial) else Polynomial.of(other)
+    def __mul__(self, other: Any) -> "Polynomial":
+        factor = Polynomial.of(other)
         return _collected(tuple((tuple(sorted(a + b)), m * n) for a, m in self.terms for b, n in factor.terms))
 
-    def at(self, numbers: Numbers) -> int:
+    def __radd__(self, other: int) -> "Polynomial":
+        return self + other
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> "Polynomial":
+        return self * Fraction(1, other)
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    @classmethod
+    def product(cls, shape: Iterable[Any]) -> "Polynomial":
+        """The number of values of an array."""
+        return functools.reduce(lambda total, size: total * cls.of(size), shape, cls.of(1))
+
+    def replaced(self, factors: tuple[str, ...], name: str) -> "Polynomial":
+        """The same where one letter stands for a product of letters.
+
+        >>> str(Polynomial.of("2*b*g*m*s + m").replaced(("g", "m"), "n"))
+        '2·b·n·s + m'
+        """
+        return _collected(tuple((_replaced(own, factors, name), n) for own, n in self.terms))
+
+    def at(self, numbers: Numbers) -> Any:
         """Its value."""
         return sum(n * math.prod(_value(factor, numbers) for factor in factors) for factors, n in self.terms)
 
@@ -77,11 +102,8 @@ class Size(int):
 
 def bytes_of(shape: tuple[Any, ...], nbytes: int) -> Polynomial:
     """The polynomial of an array's bytes, from its shape of sizes that remember their letters and their number."""
-    product = functools.reduce(lambda total, size: total * Polynomial.of(size), shape, Polynomial.of(1))
     values = math.prod(shape)
-    if not values or nbytes % values:
-        return Polynomial.of(nbytes)
-    return product * (nbytes // values)
+    return Polynomial.product(shape) * Fraction(nbytes, values) if values else Polynomial.of(nbytes)
 
 
 @functools.cache
@@ -112,7 +134,19 @@ def _collected(terms: tuple[tuple[tuple[str, ...], int], ...]) -> Polynomial:
     found: dict[tuple[str, ...], int] = {}
     for factors, n in terms:
         found[factors] = found.get(factors, 0) + n
-    return Polynomial(tuple((factors, n) for factors, n in found.items() if n))
+    return Polynomial(tuple((factors, _plain(n)) for factors, n in found.items() if n))
+
+
+def _plain(number: Any) -> Any:
+    return int(number) if number.denominator == 1 else number
+
+
+def _replaced(own: tuple[str, ...], factors: tuple[str, ...], name: str) -> tuple[str, ...]:
+    times = min(own.count(factor) for factor in factors)
+    left = list(own)
+    for factor in factors * times:
+        left.remove(factor)
+    return tuple(sorted([*left, *[name] * times]))
 
 
 def _value(factor: str, numbers: Numbers) -> int:
@@ -139,12 +173,17 @@ def _names(factor: str) -> tuple[str, ...]:
     return tuple(node.id for node in nodes if isinstance(node, ast.Name) and node.id not in _CALLS)
 
 
-def _shown(factors: tuple[str, ...], n: int) -> Iterator[str]:
+def _shown(factors: tuple[str, ...], n: Any) -> Iterator[str]:
     if n != 1 or not factors:
-        yield f"{n:,}" if n > 9999 else str(n)
+        yield str(n)
     for factor in dict.fromkeys(factors):
         times = factors.count(factor)
         yield factor if times == 1 else f"{factor}{''.join('⁰¹²³⁴⁵⁶⁷⁸⁹'[int(digit)] for digit in str(times))}"
+
+
+def lettered(number: Any) -> Any:
+    """A number as it is, symbolic dimensions as a polynomial."""
+    return Polynomial.of(number) if is_letters(number) else number
 
 
 def is_letters(size: Any) -> bool:

@@ -278,7 +278,8 @@ def trip_count(eqn: Any) -> int | None:
     counter, bound = tests[0].invars
     if not jax.dtypes.issubdtype(counter.aval.dtype, np.integer):
         return None
-    if counter not in cond.invars[params["cond_nconsts"] :] or not isinstance(bound, core.Literal):
+    sizes = {e.outvars[0]: e.params["dim"] for e in cond.eqns if e.primitive.name == "dim_as_value"}
+    if counter not in cond.invars[params["cond_nconsts"] :] or not (isinstance(bound, core.Literal) or bound in sizes):
         return None
     k = cond.invars.index(counter) - params["cond_nconsts"]
     start = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] + k]
@@ -288,6 +289,8 @@ def trip_count(eqn: Any) -> int | None:
     steps = [v.val for v in after.invars if isinstance(v, core.Literal)]
     if body.invars[params["body_nconsts"] + k] not in after.invars or [int(s) for s in steps] != [1]:
         return None
+    if not isinstance(bound, core.Literal):
+        return sizes[bound] - int(start.val)  # letters
     return max(int(bound.val) - int(start.val), 0)
 
 

@@ -98,11 +98,16 @@ def block(
     keys = (None, None, None) if key is None else tuple(jax.random.fold_in(key, i) for i in range(3))
     x = tag(x, "block_in")
     x += dropped(_attention(config, norm, project, x, keys[0], positions), keys[1], config.dropout)
-    normed = tag(norm("mlp_norm", x), "mlp_norm")
-    wide = lambda name: tag(project(name, normed), name)  # [b, s, f]
+    with jax.named_scope("mlp"):
+        return x + dropped(_mlp(config, norm, project, x), keys[2], config.dropout)
+
+
+def _mlp(config, norm, project, x):
+    x = tag(norm("mlp_norm", x), "mlp_norm")
+    wide = lambda name: tag(project(name, x), name)  # [b, s, f]
     gated = config.mlp == "swiglu"
     act = layers.swiglu(wide("mlp_gate"), wide("mlp_up")) if gated else layers.gelu(wide("mlp_up"))
-    return x + dropped(tag(project("mlp_out", tag(act, "mlp_act")), "mlp_out"), keys[2], config.dropout)
+    return tag(project("mlp_out", tag(act, "mlp_act")), "mlp_out")
 
 
 def _attention(config, norm, project, x, dropout_key, positions):
