@@ -33,7 +33,7 @@ class Run:
 
     def ledger(self) -> Ledger:
         """Its ledger."""
-        return estimate(**vars(self))
+        return estimate(self.config, **{name: value for name, value in vars(self).items() if name != "config"})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The training ledger: what is alive at the peak and what is kept for the backward pass, line by line, with formulas."""
+"""The training ledger: what is alive at the peak and what is kept, line by line, with formulas."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

@@ -7,7 +7,7 @@ from typing import Literal
 from jremat.estimate.config import TransformerConfig
 from jremat.policy.counts import whole_number
 
-_SPLIT_BY_TENSOR = frozenset({"m", "f", "v"})
+_SPLIT_BY_TENSOR = frozenset({"n", "m", "f", "v"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +71,32 @@ class Parallel:
             raise ValueError(
                 f"pipeline: expected at most num_layers={config.num_layers} chunks of layers, got {self.chunks}"
             )
+        if config.heads % self.tensor:
+            raise ValueError(f"tensor: expected a divisor of heads={config.heads}, got {self.tensor}")
+        self.check_sizes({"b": batch, "m": config.kv_heads, "f": config.mlp_hidden, "s": seq})
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """The same of sizes by their letter.
+
+        Raises:
+            ValueError: the first degree that doesn't divide its size, or that has none to divide.
+        """
+        names = {"b": "batch", "s": "seq", "m": "kv_heads", "f": "mlp_hidden", "n": "heads"}
         parts = (
-            ("data", self.data, "batch", batch),
-            ("tensor", self.tensor, "heads", config.heads),
-            ("tensor", self.tensor, "kv_heads", config.kv_heads),
-            ("tensor", self.tensor, "mlp_hidden", config.mlp_hidden),
-            ("context", self.context, "seq", seq),
-            ("sequence", self.tensor * self.context if self.sequence else 1, "seq", seq),
-        )
-        for name, degree, what, size in parts:
-            if size % degree:
-                raise ValueError(f"{name}: expected a divisor of {what}={size}, got {degree}")
+            ("data", self.data, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
+            ("tensor", self.tensor, "f"), ("context", self.context, "s"),
+            ("sequence", self.tensor * self.context if self.sequence else 1, "s"),
+        )  # fmt: skip
+        for name, degree, letter in parts:
+            if sizes.get(letter, degree) % degree:
+                raise ValueError(f"{name}: expected a divisor of {names[letter]}={sizes[letter]}, got {degree}")
+        for name, degree, letters in (
+            ("data", self.data, "b"),
+            ("tensor", self.tensor, "nmf"),
+            ("context", self.context, "s"),
+        ):
+            if degree > 1 and not set(letters) & sizes.keys():
+                raise ValueError(f"{name}: no size is called {' or '.join(letters)}, which is what it splits")
 
     def layers_on(self, stage: int, num_layers: int) -> int:
         """Layers of a stage; where the chunks don't divide them, the first chunks have one more.

@@ -109,7 +109,7 @@ def _phases(peak: Peak, chunked: bool) -> Sequence[Phase]:
 
 
 def _in_mlp(peak: Peak, phases: Sequence[Phase]) -> np.ndarray:
-    """Which steps are of the backward pass of an MLP, by the scope of that name; all of the layers' where none has it."""
+    """Which steps are of the backward pass of an MLP, by its scope; all of the layers' where none has it."""
     inside, found = False, []
     for moment, phase in zip(peak.timeline, phases):
         inside = phase == "backward" and ("mlp" in moment.scope if moment.scope else inside)

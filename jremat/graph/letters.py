@@ -1,7 +1,7 @@
-"""Sizes as letters: the polynomials that ``jax.export.symbolic_shape`` leaves in a program, and numbers in their place.
+"""Sizes as letters: polynomials that ``jax.export.symbolic_shape`` leaves in a program, and numbers in their place.
 
-Read from the form in which JAX prints a symbolic dimension, which is the one that it reads: sums of products of letters,
-powers, ``floordiv``, ``mod``, ``max`` and ``min``.
+Read from the form in which JAX prints a symbolic dimension, which is the one that it reads: sums of products of
+letters, powers, ``floordiv``, ``mod``, ``max`` and ``min``.
 """
 
 import ast
@@ -29,9 +29,9 @@ class Polynomial:
         terms: factor by factor, each term with its coefficient: ``((("b", "s", "s"), 2),)`` is 2·b·s². A factor that is
             no letter is a call, such as ``floordiv(s, 128)``.
 
-    >>> two = Polynomial.of("2*b*s^2 + 4*s")
-    >>> str(two * 3), two.at({"b": 1, "s": 5}), two.letters
-    ('6·b·s² + 12·s', 70, frozenset({'b', 's'}))
+    >>> two = Polynomial.of_text("2*b*s^2 + 4*s")
+    >>> str(two * 3), two.at({"b": 1, "s": 5}), sorted(two.letters)
+    ('6·b·s² + 12·s', 70, ['b', 's'])
     """
 
     terms: tuple[tuple[tuple[str, ...], Any], ...] = ()
@@ -44,6 +44,11 @@ class Polynomial:
         if isinstance(size, int | Fraction):
             return cls((((), size),) if size else ())
         return _parsed(str(size))
+
+    @classmethod
+    def of_text(cls, text: str) -> "Polynomial":
+        """As JAX prints it, ``2*b*s^2 + 4*s``."""
+        return _parsed(text)
 
     def __add__(self, other: Any) -> "Polynomial":
         return _collected((*self.terms, *Polynomial.of(other).terms))
@@ -68,13 +73,14 @@ class Polynomial:
         """The number of values of an array."""
         return functools.reduce(lambda total, size: total * cls.of(size), shape, cls.of(1))
 
-    def replaced(self, factors: tuple[str, ...], name: str) -> "Polynomial":
-        """The same where one letter stands for a product of letters.
+    def replaced(self, factors: tuple[str, ...], name: str, times: int | Fraction = 1) -> "Polynomial":
+        """The same where one letter, so many times, stands for a product of letters.
 
-        >>> str(Polynomial.of("2*b*g*m*s + m").replaced(("g", "m"), "n"))
+        >>> str(Polynomial.of_text("2*b*g*m*s + m").replaced(("g", "m"), "n"))
         '2·b·n·s + m'
         """
-        return _collected(tuple((_replaced(own, factors, name), n) for own, n in self.terms))
+        found = ((own, n, min(own.count(factor) for factor in factors)) for own, n in self.terms)
+        return _collected(tuple((_replaced(own, factors, name, k), n * times**k) for own, n, k in found))
 
     def at(self, numbers: Numbers) -> Any:
         """Its value."""
@@ -141,8 +147,7 @@ def _plain(number: Any) -> Any:
     return int(number) if number.denominator == 1 else number
 
 
-def _replaced(own: tuple[str, ...], factors: tuple[str, ...], name: str) -> tuple[str, ...]:
-    times = min(own.count(factor) for factor in factors)
+def _replaced(own: tuple[str, ...], factors: tuple[str, ...], name: str, times: int) -> tuple[str, ...]:
     left = list(own)
     for factor in factors * times:
         left.remove(factor)

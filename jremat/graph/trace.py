@@ -279,6 +279,8 @@ def trip_count(eqn: Any) -> int | None:
     if not jax.dtypes.issubdtype(counter.aval.dtype, np.integer):
         return None
     sizes = {e.outvars[0]: e.params["dim"] for e in cond.eqns if e.primitive.name == "dim_as_value"}
+    casts = [e for e in cond.eqns if e.primitive.name == "convert_element_type" and e.invars[0] in sizes]
+    sizes |= {e.outvars[0]: sizes[e.invars[0]] for e in casts}
     if counter not in cond.invars[params["cond_nconsts"] :] or not (isinstance(bound, core.Literal) or bound in sizes):
         return None
     k = cond.invars.index(counter) - params["cond_nconsts"]

@@ -211,7 +211,7 @@ def _grouped(x, key):
 
 
 def _padded(x, size):
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), (0, 0), (0, 0)))
+    return jnp.pad(x, ((0, 0), (0, -(x.shape[1] % size) % size), (0, 0), (0, 0)))  # 0 for letters that divide, too
 
 
 def _block(x, i, size):
