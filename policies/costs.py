@@ -12,8 +12,9 @@ Attention = Literal["dot", "blockwise"]
 def cost(entry: Entry, family: Family, attention: Attention = "dot") -> tuple[str, str, str]:
     """Bytes kept, bytes of them in host memory and matmul FLOPs recomputed, in letters.
 
-    Per layer, in bfloat16, dropout off: b batch, s sequence, h hidden, n query heads, k width of all keys, f MLP width. The block's input is kept too; parameters aren't counted. Every score is counted,
-    masked ones too, and a fused attention's forward pass where it is run again.
+    Per layer, in bfloat16, dropout off: b batch, s sequence, h hidden, n query heads, k width of all keys, f MLP width.
+    The block's input is kept too; parameters aren't counted. Every score is counted, masked ones too, and a fused
+    attention's forward pass where it is run again.
 
     Args:
         entry: of the zoo; of a form its example, of a plan over layers its words.

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import Ledger
+from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
-from jremat.estimate.transformer import Optimizer, estimate
 from jremat.policy.layers import LayerPlan
 from jremat.policy.policy import FULL, Policy
 
@@ -33,6 +32,8 @@ class Run:
 
     def ledger(self) -> Ledger:
         """Its ledger."""
+        from jremat.estimate.transformer import estimate  # loads JAX, which no flag needs
+
         return estimate(self.config, **{name: value for name, value in vars(self).items() if name != "config"})
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+Optimizer = Literal["adamw", "momentum", "sgd"]
 Part = Literal["state", "kept", "layer", "head", "other"]
 Phase = Literal["forward", "head", "recompute", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "head", "recompute", "backward", "update")

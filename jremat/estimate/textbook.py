@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from jremat.estimate.block_cost import block_cost, named
 from jremat.estimate.config import TransformerConfig
-from jremat.graph.letters import Polynomial
 from jremat.policy.counts import whole_number
 from jremat.policy.policy import NONE
 
@@ -288,6 +286,9 @@ def beside(config: TransformerConfig, batch: int, seq: int) -> tuple[Beside, ...
     c = config
     if c.mlp != "gelu" or c.mlp_hidden != 4 * c.hidden:
         raise ValueError(f"config: the paper counts a GELU MLP of 4h, got mlp={c.mlp!r}, mlp_hidden={c.mlp_hidden}")
+    from jremat.estimate.block_cost import block_cost, named  # loads JAX, which the papers don't need
+    from jremat.graph.letters import Polynomial
+
     kept: dict[str, Polynomial] = {}
     for row in block_cost(c, NONE).rows:
         letters = Polynomial.of(row.bytes)

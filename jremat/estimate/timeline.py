@@ -47,13 +47,20 @@ class Timeline:
         arguments: the beginning of an argument's path -> the part, name and role of its buffers.
         layers: how many are stacked.
         chunked: whether the loss is a loop too.
+        results: bytes of what is returned beside the state.
     """
 
-    def __init__(self, peak: Peak, arguments: Mapping[str, tuple[Part, str, Role]], layers: Size, chunked: bool):
+    def __init__(
+        self,
+        peak: Peak,
+        arguments: Mapping[str, tuple[Part, str, Role]],
+        layers: Size,
+        chunked: bool,
+        results: Polynomial,
+    ):
         self.held = tuple(_held(buffer, arguments, layers) for buffer in peak.buffers if buffer.nbytes)
-        results = peak.output_bytes - peak.alias_bytes
         steps = len(peak.timeline)
-        self.held += (Held("other", "results", "", Polynomial.of(results), 0, steps - 1),)
+        self.held += (Held("other", "results", "", results, 0, steps - 1),)
         self.phases: Sequence[Phase] = _phases(peak, chunked)
         mlp = _in_mlp(peak, self.phases)
         self.spans = {phase: np.array([own == phase for own in self.phases]) for phase in PHASES} | {"mlp": mlp}
@@ -133,4 +140,5 @@ def _held(buffer: PeakBuffer, arguments: Mapping[str, tuple[Part, str, Role]], l
     if buffer.kind == "gradient" and not of_batch:
         return place("state", "gradients", "gradients")
     role = "casts" if buffer.kind == "kept activation" and not of_batch else ""
-    return place(_PARTS.get(buffer.kind, "layer"), f"{buffer.kind}: {buffer.name}", role)
+    part = _PARTS.get(buffer.kind, "layer")
+    return place(part, "kept activations" if part == "kept" else f"{buffer.kind}: {buffer.name}", role)

@@ -1,7 +1,7 @@
 """A training step traced once with letters for its sizes, and its ledger at any numbers and on any devices."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jremat.estimate.collectives import ASSUMPTIONS as COLLECTIVES
 from jremat.estimate.collectives import Spread
-from jremat.estimate.ledger import PHASES, Ledger, Line
+from jremat.estimate.ledger import PHASES, Ledger, Line, Part
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.step import train_step
 from jremat.estimate.timeline import Held, Term, Timeline
@@ -20,7 +20,7 @@ from jremat.graph.letters import Polynomial, Size, at
 from jremat.graph.peak import ASSUMPTIONS, peak_in
 from jremat.graph.residuals import Residual, read_residuals
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import Program, capture
+from jremat.graph.trace import Program, aval_bytes, capture
 from jremat.policy.decision import OFFLOAD
 
 _STATE = ("weights", "optimizer state", "gradients")
@@ -41,6 +41,7 @@ class Traced:
         kept: between the layers' forward and backward pass.
         recompute, forward: matmul FLOPs of the layers.
         num_params: that the step updates.
+        results: bytes of what the step returns beside its state.
         moments: whether the optimizer has a state.
         num_layers: that are stacked.
         chunked: whether the loss is a loop.
@@ -52,6 +53,7 @@ class Traced:
     recompute: Polynomial
     forward: Polynomial
     num_params: Polynomial
+    results: Polynomial
     moments: bool
     num_layers: int
     chunked: bool = False
@@ -71,8 +73,8 @@ class Traced:
 @functools.lru_cache(maxsize=256)
 def _timeline(traced: Traced, numbers: tuple[tuple[str, int], ...], jax_version: str) -> Timeline:
     program = replace(traced.program, jaxpr=at(traced.program.jaxpr, dict(numbers)))
-    layers = Size(traced.num_layers, Polynomial.of("L"))
-    return Timeline(peak_in(program, (), jax_version), _ARGUMENTS, layers, traced.chunked)
+    layers = Size(traced.num_layers, Polynomial.of_text("L"))
+    return Timeline(peak_in(program, (), jax_version), _ARGUMENTS, layers, traced.chunked, traced.results)
 
 
 def trace_step(
@@ -108,6 +110,10 @@ def trace_step(
         Polynomial.of(count_in(program.jaxpr).recompute),
         Polynomial.of(forward.model + forward.matmul.rerun),
         sum((Polynomial.product(leaf.shape) for leaf in jax.tree.leaves(params)), Polynomial()),
+        sum(
+            (Polynomial.of(aval_bytes(leaf)) for leaf in jax.tree.leaves(jax.eval_shape(f, params, *batch))),
+            Polynomial(),
+        ),
         optimizer != "sgd" or master_weights,
         num_layers,
         chunked,
@@ -164,13 +170,13 @@ class Run:
     def ledger(self) -> Ledger:
         """Its ledger."""
         timeline = self.traced.timeline(self.own, self.jax_version)
-        kept = tuple(self._kept(row) for row in self.traced.kept)
+        kept = self.kept()
         beside = [(line, spans) for line, spans in self._beside(kept) if line.device_bytes]
         added = {span: sum(line.device_bytes for line, own in beside if span in own) for span in timeline.spans}
         waits = self._head_waits(timeline)
         alive = timeline.at(self.device_bytes, added) + waits
         step = int(alive.argmax())
-        lines = _summed(map(self._line, timeline.alive_at(step)))
+        lines = list(self._lines(timeline.alive_at(step)))
         lines += [line for line, spans in beside if any(timeline.spans[span][step] for span in spans)]
         if waits[step]:
             held = round(waits[step])
@@ -197,7 +203,7 @@ class Run:
         timeline, share = self.traced.timeline(self.own, self.jax_version), parallel.copies_in_flight(self.stage)
         if self.spread is None and share == 1:
             return round(timeline.at(other.device_bytes, {}).max())
-        kept = tuple(other._kept(row) for row in self.traced.kept) if share != 1 else ()
+        kept = other.kept() if share != 1 else ()
         if other.spread is not None:
             other = replace(other, spread=replace(other.spread, own=other.own))
         added = dict.fromkeys(timeline.spans, 0)
@@ -205,26 +211,40 @@ class Run:
             added |= {span: added[span] + line.device_bytes for span in spans}
         return round((timeline.at(other.device_bytes, added) + other._head_waits(timeline)).max())
 
-    def _line(self, held: Held) -> Line:
-        letters, whole = held.letters, held.letters.at(self._whole)
-        device = sum(n * self.device_bytes((held.role, factors)) for factors, n in letters.terms)
-        formula, times = readable(letters, self.grouped), self.num_layers / self.traced.num_layers
-        if held.role in _STATE:
-            times = self.num_params / self._stage_params
-            if not whole % self._stage_params:
-                formula = f"{whole // self._stage_params}·P"
-        return Line(held.part, held.name, round(whole * (times if held.part != "other" else 1)), round(device), formula)
+    def _lines(self, alive: Iterable[Held]) -> Iterator[Line]:
+        """Buffers of one name as one line."""
+        letters: dict[tuple[Part, str, str], Polynomial] = {}
+        for held in alive:
+            key = held.part, held.name, held.role
+            letters[key] = letters.get(key, Polynomial()) + held.letters
+        for (part, name, role), found in letters.items():
+            whole = found.at(self._whole)
+            device = sum(n * self.device_bytes((role, factors)) for factors, n in found.terms)
+            times = self.num_params / self._stage_params if role in _STATE else 1
+            times = self.num_layers / self.traced.num_layers if part == "kept" else times
+            formula, each = readable(found, self.grouped), whole / self._stage_params
+            if role in _STATE and round(each) and abs(each / round(each) - 1) < 1e-3:  # beside a counter of steps
+                formula = f"{round(each)}·P"
+            if whole:
+                yield Line(part, name, round(whole * times), round(device), formula)
 
-    def _kept(self, row: Residual) -> Line:
-        letters, traced = Polynomial.of(row.bytes), self.traced
-        role = "" if letters.letters & {"b", "s"} else "casts"
+    def kept(self) -> tuple[Line, ...]:
+        """What the layers keep, values of one name as one line."""
+        letters: dict[tuple[str, bool, str], Polynomial] = {}
+        for row in self.traced.kept:
+            found = Polynomial.of(row.bytes)
+            role = "" if found.letters & {"b", "s"} else "casts"
+            if row.copies > 1 and row.copies == self.traced.num_layers:
+                found = found // row.copies * Polynomial.of_text("L")
+            carried = row.kind == "input" or row.primitive == "scan"  # a loop stacks the input of each turn
+            key = row.name or ("block input" if carried else row.primitive), row.decision is OFFLOAD, role
+            letters[key] = letters.get(key, Polynomial()) + found
+        return tuple(self._kept(name, host, role, found) for (name, host, role), found in letters.items())
+
+    def _kept(self, name: str, host: bool, role: str, letters: Polynomial) -> Line:
         device = sum(n * self.device_bytes((role, factors)) for factors, n in letters.terms)
-        total = letters.at(self._whole) * self.num_layers / traced.num_layers
-        if row.copies > 1 and row.copies == traced.num_layers:
-            letters = letters // row.copies * Polynomial.of("L")
-        name = row.name or ("input" if row.kind == "input" else row.primitive)
         device *= self.parallel.copies_in_flight(self.stage)
-        host = row.decision is OFFLOAD
+        total = letters.at(self._whole) * self.num_layers / self.traced.num_layers
         return Line("kept", name, round(total), round(device), readable(letters, self.grouped), host)
 
     def _beside(self, kept: tuple[Line, ...]) -> Iterator[tuple[Line, tuple[str, ...]]]:
@@ -266,16 +286,3 @@ class Run:
 def readable(letters: Polynomial, grouped: bool = True) -> str:
     """A polynomial with n for query heads, which are m groups of g."""
     return str(letters.replaced(("g", "m") if grouped else ("m",), "n"))
-
-
-def _summed(lines: Iterator[Line]) -> list[Line]:
-    """Buffers of one name as one line."""
-    found: dict[tuple[str, str], Line] = {}
-    for line in lines:
-        old = found.get((line.part, line.name))
-        if old is not None:
-            formula = old.formula if line.formula in old.formula.split(" + ") else f"{old.formula} + {line.formula}"
-            total, device = old.total_bytes + line.total_bytes, old.device_bytes + line.device_bytes
-            line = replace(line, total_bytes=total, device_bytes=device, formula=formula)
-        found[line.part, line.name] = line
-    return [line for line in found.values() if line.total_bytes]

@@ -11,7 +11,7 @@ from jremat.estimate.collectives import Spread
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.decoder.stage import Stage, lettered, numbers_of
 from jremat.estimate.function import run_of, trace_function
-from jremat.estimate.ledger import Ledger
+from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.step import OPTIMIZERS
 from jremat.estimate.traced import Run, Traced, trace_step
@@ -19,7 +19,6 @@ from jremat.policy.counts import whole_number
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.policy import Policy
 
-Optimizer = Literal["adamw", "momentum", "sgd"]
 CALIBRATED_ON = "0.10.2"
 """The version of JAX whose compiler is taken where none is named."""
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from jax.export import is_symbolic_dim
 from jax.extend import core
 
-from jremat.graph.trace import opened
+from jremat.graph.trace import SIZE, opened, sized_type
 
 Numbers = Mapping[str, int]
 """The value of every letter."""
@@ -105,6 +106,9 @@ class Size(int):
         size.letters = letters
         return size
 
+    def __repr__(self) -> str:  # two sizes that are equal by chance make two types, and are no common subexpressions
+        return f"{int(self)}={self.letters}"
+
 
 def bytes_of(shape: tuple[Any, ...], nbytes: int) -> Polynomial:
     """The polynomial of an array's bytes, from its shape of sizes that remember their letters and their number."""
@@ -188,12 +192,7 @@ def _shown(factors: tuple[str, ...], n: Any) -> Iterator[str]:
 
 def lettered(number: Any) -> Any:
     """A number as it is, symbolic dimensions as a polynomial."""
-    return Polynomial.of(number) if is_letters(number) else number
-
-
-def is_letters(size: Any) -> bool:
-    """Whether a dimension is symbolic."""
-    return not isinstance(size, int) and type(size).__name__ == "_DimExpr"
+    return Polynomial.of(number) if is_symbolic_dim(number) else number
 
 
 def at(jaxpr: Any, numbers: Numbers) -> Any:
@@ -217,7 +216,7 @@ class _Substitution:
         return self.jaxprs[id(jaxpr)][1]
 
     def _eqn(self, eqn: Any, env: dict[Any, Any]) -> Any:
-        if eqn.primitive.name == "dim_as_value":  # a size that is read as a number
+        if eqn.primitive.name == SIZE:  # a size that is read as a number
             (out,) = eqn.outvars
             value = out.aval.dtype.type(int(self.size(eqn.params["dim"])))
             env[out] = core.Literal(value, out.aval)
@@ -239,21 +238,19 @@ class _Substitution:
 
     def aval(self, aval: Any) -> Any:
         shape = getattr(aval, "shape", ())
-        if not any(map(is_letters, shape)):
+        if not any(map(is_symbolic_dim, shape)):
             return aval
         sizes = tuple(self.size(size) for size in shape)
-        made = aval.update(shape=tuple(map(int, sizes)))
-        object.__setattr__(made, "shape", sizes)
-        return made
+        return sized_type(aval, sizes)
 
     def size(self, size: Any) -> Any:
-        if not is_letters(size):
+        if not is_symbolic_dim(size):
             return size
         letters = Polynomial.of(size)
         return Size(letters.at(self.numbers), letters)
 
     def param(self, value: Any) -> Any:
-        if is_letters(value):
+        if is_symbolic_dim(value):
             return int(self.size(value))
         if isinstance(value, core.ClosedJaxpr):
             return value.replace(jaxpr=self.jaxpr(value.jaxpr))
