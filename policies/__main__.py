@@ -4,17 +4,26 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from jremat.command.line import fail, run
+from jremat.command.start import start_jax
 from jremat.policy import LayerPlan, Policy
 from jremat.report.tables import Table, columns, console, show
+from policies.costs import Attention, Family, cost
 from policies.entry import Entry, Spec
 from policies.registry import get, table
 
 PROGRAM = "policies"
+TITLE = "Remat policies, per layer"
 LEGEND = (
-    "Per layer. b batch, s sequence, h hidden, n query heads, k key and value width, f MLP width, e bytes of a value; "
-    "M is 1 where attention materialises its scores, F where it is fused, else 0.\n"
-    "Kept: bytes for the backward pass, the block's input included, dropout off. Recomputed: matmul FLOPs of "
-    "the forward pass that the backward pass repeats; shares, as in overhead:0.03, are of the forward's matmul FLOPs."
+    "Per layer in bfloat16, dropout off, read off a traced block: b batch, s sequence, h hidden, n query heads, k key "
+    "and value width, f MLP width; a spec by itself shows the fused attention of both families.\n"
+    "Kept: bytes for the backward pass, the block's input included. Recomputed: matmul FLOPs of the forward pass that "
+    "the backward pass repeats; shares, as in overhead:0.03, are of the forward's matmul FLOPs."
+)
+FAMILIES: tuple[tuple[str, Family, Attention], ...] = (
+    ("GPT", "gpt", "dot"),
+    ("Llama", "llama", "dot"),
+    ("GPT, fused attention", "gpt", "blockwise"),
+    ("Llama, fused attention", "llama", "blockwise"),
 )
 
 
@@ -25,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     if not arguments:
-        screen.print(zoo(table()))
+        for k, entry in enumerate(table()):  # each as soon as its block is traced
+            screen.print(zoo([entry], FAMILIES[:2], "" if k else TITLE))
         show(screen, "", *LEGEND.splitlines())
         return 0
     try:
@@ -37,36 +47,39 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def zoo(entries: Sequence[Entry]) -> Table:
+def zoo(
+    entries: Sequence[Entry], families: Sequence[tuple[str, Family, Attention]] = FAMILIES, title: str = TITLE
+) -> Table:
     """The zoo, one row an entry: what it keeps and recomputes, its price, what it is elsewhere, its source."""
-    rows = columns("Remat policies, per layer", ("spec",))
+    rows = columns(title, ("spec",))
     for entry in entries:
         rows.add_section()
         rows.add_row(", ".join((entry.spec, *entry.aliases)), bold=True)
-        for line in _lines(entry):
+        for line in _lines(entry, families):
             rows.add_note(line)
     return rows
 
 
-def _lines(entry: Entry) -> Iterator[str]:
+def _lines(entry: Entry, families: Sequence[tuple[str, Family, Attention]]) -> Iterator[str]:
     if entry.is_form:
         yield f"e.g. {entry.policy.spec}"
     yield f"keeps {entry.kept} → recomputes {entry.recomputed}"
-    yield from _costs(entry)
+    yield from _costs(entry, families)
     if isinstance(entry.policy, Policy) and entry.policy.strict_only:
         yield "jremat.checkpoint and jremat.remat only"
     yield f"elsewhere: {entry.elsewhere}"
     yield f"source: {entry.source}"
 
 
-def _costs(entry: Entry) -> Iterator[str]:
-    if not entry.gpt.exact:
-        yield f"bytes {entry.gpt.kept_bytes} → FLOPs {entry.gpt.recomputed_flops}"
+def _costs(entry: Entry, families: Sequence[tuple[str, Family, Attention]]) -> Iterator[str]:
+    if entry.words:
+        yield "bytes {} → FLOPs {}".format(*entry.words)
         return
-    for family, cost in (("GPT", entry.gpt), ("Llama", entry.llama)):
-        kept, host, flops = cost.pretty()
-        on_host = f", of it on the host {host}" * (host != "0")
-        yield f"{family}: {kept} bytes{on_host} → {flops} FLOPs"
+    start_jax()
+    for name, family, attention in families:
+        kept, host, flops = cost(entry, family, attention)
+        on_host = f", of it on the host {host}" * (host not in ("0", "–"))
+        yield f"{name}: {kept} bytes{on_host} → {flops} FLOPs"
 
 
 def said(spec: str, policy: Spec) -> Table:

@@ -1,9 +1,9 @@
-"""What a training step needs, in closed form: the ledger of one policy, or a line a policy, and what would make it fit.
+"""What a training step needs, in formulas: the ledger of one policy, or a line a policy, and what would make it fit.
 
     python scripts/estimate.py --model llama3-8b --batch 1 --seq 8192 --hbm 80GiB --policies all
 
-Nothing is traced, compiled or run, and JAX isn't loaded. Exit codes: 0 done; 1 with --hbm: nothing fits; 2
-something that the user can put right, said in one line.
+The step is traced with letters for its sizes; nothing is compiled or run. Exit codes: 0 done; 1 with --hbm: nothing
+fits; 2 something that the user can put right, said in one line.
 """
 
 import json
@@ -23,11 +23,13 @@ from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
 from jremat.policy.files import write_whole
 from jremat.report import tables
+from jremat.report.ledger import of_ledger
 from jremat.report.tables import human
 from jremat.report.text import printable
 from scripts.estimating.config import Asked, Estimate, understood, zoo
-from scripts.estimating.tables import Counted, fit_word, of_beside, of_ledger, of_policies, of_ways
+from scripts.estimating.tables import Counted, fit_word, of_beside, of_policies, of_ways
 from scripts.flags import read_bytes
+from scripts.startup import start_jax
 
 PROGRAM = "estimate"
 
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         flags = parse(Estimate, PROGRAM, argv)
         asked = understood(flags)
+        start_jax()
         hbm_bytes = read_bytes("hbm", flags.hbm)
         counted, refused = count(asked)
         ways = () if hbm_bytes is None else ways_for(asked, counted, hbm_bytes)
@@ -100,7 +103,7 @@ def show(
         ((policy, ledger),) = counted
         out.print(of_ledger(ledger, f"{title}, {policy.spec}"))
         share = 100 * ledger.recompute_flops / ledger.forward_flops
-        peak = f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}"
+        peak = f"peak {human(ledger.peak_bytes)} in the {ledger.peak_phase}"
         tables.show(out, f"{peak}; recomputes {share:.1f}% of the forward's matmul FLOPs")
         tables.show(out, *(f"assumes: {assumption}" for assumption in ledger.assumptions), indent=9)
         if hbm_bytes is not None:

@@ -116,7 +116,7 @@ def _summary(flags: Planning, answer: Any) -> str:
 
 
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
-    """The changes that the closed form says would make it fit."""
+    """The changes of which an estimate says that they would make it fit."""
     from jremat.estimate.fit import Run, ways_to_fit
     from jremat.estimate.parallel import Parallel
     from scripts.benchmark.build import config_of, seq_of
@@ -132,10 +132,10 @@ def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     leanest = error.leanest
     ways = ways_to_fit(run, int(leanest.hbm_bytes * (1 - leanest.margin)), zoo())
     if ways:
-        print("in the flags of scripts/estimate.py, by its closed form:")
+        print("in the flags of scripts/estimate.py, by its estimate:")
         out.print(of_ways(ways, "full"))
     else:
-        print("no change that the closed form tries makes it fit")
+        print("no change that is tried makes it fit")
 
 
 def _figures(answer: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.order import ORDERS
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import capture, device_bytes, live, opened
+from jremat.graph.trace import Program, capture, device_bytes, live, opened
 from jremat.policy.shown import aligned, human
 
 ASSUMPTIONS = (
@@ -170,7 +170,11 @@ def traced_peak(
 
 def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:
     """The prediction for a call that is taken apart; see ``traced_peak``."""
-    program = capture(arguments)
+    return peak_in(capture(arguments), donate, version)
+
+
+def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
+    """The prediction for a traced call; see ``traced_peak``."""
     rules = rules_for(version)
     jaxpr, donated = _entered(program.jaxpr)
     donated = [own or path.split("[")[0].split(".")[0] in {f"argument {k}" for k in donate} for own, path in

@@ -278,7 +278,10 @@ def trip_count(eqn: Any) -> int | None:
     counter, bound = tests[0].invars
     if not jax.dtypes.issubdtype(counter.aval.dtype, np.integer):
         return None
-    if counter not in cond.invars[params["cond_nconsts"] :] or not isinstance(bound, core.Literal):
+    sizes = {e.outvars[0]: e.params["dim"] for e in cond.eqns if e.primitive.name == SIZE}
+    casts = [e for e in cond.eqns if e.primitive.name == "convert_element_type" and e.invars[0] in sizes]
+    sizes |= {e.outvars[0]: sizes[e.invars[0]] for e in casts}
+    if counter not in cond.invars[params["cond_nconsts"] :] or not (isinstance(bound, core.Literal) or bound in sizes):
         return None
     k = cond.invars.index(counter) - params["cond_nconsts"]
     start = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] + k]
@@ -288,6 +291,8 @@ def trip_count(eqn: Any) -> int | None:
     steps = [v.val for v in after.invars if isinstance(v, core.Literal)]
     if body.invars[params["body_nconsts"] + k] not in after.invars or [int(s) for s in steps] != [1]:
         return None
+    if not isinstance(bound, core.Literal):
+        return sizes[bound] - int(start.val)  # letters
     return max(int(bound.val) - int(start.val), 0)
 
 
@@ -418,6 +423,24 @@ def on_host(aval: Any) -> bool:
 def device_bytes(aval: Any) -> int:
     """Bytes of device memory that a value needs: none where it lies on the host."""
     return 0 if on_host(aval) else aval_bytes(aval)
+
+
+SIZE = "dim_as_value"
+"""The primitive that makes a number of a symbolic size."""
+
+
+def sized_type(aval: Any, sizes: Sequence[int]) -> Any:
+    """The type of an array with other sizes, which stay the objects that they are.
+
+    JAX keeps one object for all equal types, and integers of its own in their shapes; this one is a copy.
+    """
+    whole = aval.update(shape=tuple(map(int, sizes)))
+    made = object.__new__(type(whole))
+    for slot in type(whole).__slots__:
+        if slot != "__weakref__" and hasattr(whole, slot):
+            object.__setattr__(made, slot, getattr(whole, slot))
+    object.__setattr__(made, "shape", tuple(sizes))
+    return made
 
 
 def batched_type(aval: Any, axis: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jremat.estimate.config import TransformerConfig
-from models.layers import dropout
+from jremat.estimate.decoder.layers import dropout
 from models.torch_twin import Run
 from policies.torch_contexts import stack_run
 from policies.torch_expression import NotExpressible, express_plan, line_of

@@ -1,4 +1,4 @@
-"""What an estimate is told: the flags, and the run that they describe. Nothing here imports JAX."""
+"""What an estimate is told: the flags, and the run that they describe."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,17 +82,17 @@ class Devices:
     context: int = 1
     """Devices that split the sequence everywhere."""
     pipeline: int = 1
-    """Stages of layers."""
+    """Stages of layers, which they needn't divide."""
     interleave: int = 1
     """Chunks of layers a stage."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training step needs, line by line, from a closed form: nothing is traced, compiled or run.
+    """What a training step needs, line by line, each with its formula: read off its program, nothing compiled or run.
 
     One policy gives the ledger; several a line each, `all` the zoo. With --hbm it says what fits, and what would make
-    it fit. What is kept is exact to the byte; the peak rests on the assumptions that --json lists, and is within 10% of
+    it fit. What is kept is exact to the byte; the peak rests on the assumptions that --json lists, and is within 5% of
     77 steps compiled for an H200 (benchmarks/estimate_peak.py).
     """
 
@@ -203,6 +203,6 @@ def _chosen(flags: Estimate, config: TransformerConfig) -> tuple[tuple[Policy | 
         if isinstance(policy, Request):
             raise ValueError(f"policy: {spec!r} needs the planner and its trace; use scripts/plan.py")
         if isinstance(policy, LayerPlan):
-            policy.resolve(config.num_layers // (flags.devices.pipeline * flags.devices.interleave) or 1)
+            policy.resolve(Parallel(**vars(flags.devices)).layers_on(0, config.num_layers))
         chosen.append(policy)
     return tuple(dict.fromkeys(chosen)), False

@@ -12,7 +12,7 @@ from jremat.graph.peak import traced_peak
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
 from jremat.graph.trace import capture, live
-from models.loss import cross_entropy
+from jremat.estimate.decoder.loss import cross_entropy
 
 N = 64
 SQUARE = N * N * 4  # bytes of a float32 [64, 64]
