@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jremat.estimate.decoder.loss import cross_entropy
 from jremat.graph import liveness
 from jremat.graph.arguments import take_apart
 from jremat.graph.operations import Computation
@@ -12,7 +13,6 @@ from jremat.graph.peak import traced_peak
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
 from jremat.graph.trace import capture, live
-from jremat.estimate.decoder.loss import cross_entropy
 
 N = 64
 SQUARE = N * N * 4  # bytes of a float32 [64, 64]
