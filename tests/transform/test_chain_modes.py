@@ -110,7 +110,7 @@ class TestSays:
             run = stack(anew(block), policies.get("revolve:2"), num_layers=L)
             with warnings.catch_warnings(record=True) as heard:
                 warnings.simplefilter("always")
-                differentiate(lambda x: total(run, key)(real, x, SCALE))
+                differentiate(lambda x, run=run: total(run, key)(real, x, SCALE))
             assert len(heard) == 1, [str(w.message) for w in heard]
             price, instead = str(heard[0].message).split("; ", 1)
             assert price.endswith("runs 'revolve:2' as scans, which copy parameters and gradients")
