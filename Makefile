@@ -1,7 +1,8 @@
 # make setup | train | test | lint | test-newest; each builds what it needs.
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv
+BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 # setuptools warns of every editable installation at length
@@ -10,30 +11,39 @@ TESTS ?=
 
 .PHONY: setup train test lint docs test-newest clean
 
-train: .venv/.ready
+train: $(VENV)/.quiet
 	$(BIN)/python scripts/train.py
 
-test: .venv/.tests
+test: $(VENV)/.tests
 	$(BIN)/python -m pytest -n 2 $(TESTS)
 
-lint: .venv/.ready
+lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-setup: .venv/.tests
+setup: $(VENV)/.tests
 
-# All that runs, trains and tests; anew when the requirements change.
-.venv/.ready: pyproject.toml constraints.txt
+# All that runs, trains and plans, the compilers for GPUs that aren't here among it (no CUDA library); anew when the
+# requirements change.
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"jremat needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; name another: make PYTHON=python3.12 $(MAKECMDGOALS)")'
-	rm -rf .venv
-	$(PYTHON) -m venv .venv
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
-	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --constraint constraints.txt --editable '.[dev,deviceless]'
 	touch $@
 
-# And what the tests use besides: PyTorch, and the compilers for GPUs that aren't here (no CUDA library).
-.venv/.tests: .venv/.ready
+# Without an NVIDIA driver JAX's CUDA plugin complains at every start; in this environment it doesn't, with or without
+# jremat. A copy, so that a start of Python imports none of the checkout.
+$(VENV)/.quiet: $(VENV)/.ready jremat/quiet_cuda.py
+	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	cp jremat/quiet_cuda.py "$$site/_jremat_quiet_cuda.py"; \
+	echo 'import _jremat_quiet_cuda' > "$$site/_jremat_quiet_cuda.pth"
+	touch $@
+
+# And what the tests use besides: PyTorch.
+$(VENV)/.tests: $(VENV)/.quiet
 	$(PIP) --constraint constraints.txt --editable '.[dev,deviceless,torch]'
 	touch $@
 
@@ -48,4 +58,4 @@ test-newest:
 	.venv-newest/bin/python -m pytest -n 2 $(TESTS)
 
 clean:
-	rm -rf .venv .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

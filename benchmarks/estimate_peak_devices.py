@@ -198,20 +198,19 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def ledger_of(case: Case) -> Ledger:
-    """The closed form's."""
+    """The estimate's."""
     shapes = {"batch": case.batch, "seq": case.seq, "chunk": case.chunk, "parallel": case.parallel}
     return estimate(case.config, policies.get(case.spec), **shapes)
 
 
 def lines_of(ledger: Ledger) -> dict[str, int]:
     """The ledger's lines at its peak, in the same groups."""
-    alive = [line for line in ledger.lines if ledger.peak_moment in line.alive and not line.on_host]
     group = lambda line: (
-        "gradients of layers" if line.name == "gradients of the layers" else
+        "gradients of layers" if line.name == "gradients" else
         "weights, optimizer" if line.name in ("weights", "optimizer moments", "master weights") else
         "kept" if line.part == "kept" else "else"
     )  # fmt: skip
-    return {name: sum(line.device_bytes for line in alive if group(line) == name) for name in LINES}
+    return {name: sum(line.device_bytes for line in ledger.lines if group(line) == name) for name in LINES}
 
 
 def main() -> None:

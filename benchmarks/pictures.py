@@ -72,9 +72,8 @@ def ledgers(folder: Path) -> list[Path]:
     bars = []
     for spec in POLICIES:
         ledger = estimate(config, policies.get(spec), batch=8, seq=1024)
-        alive = [line for line in ledger.lines if ledger.peak_moment in line.alive and not line.on_host]
         names = {"kept": "kept by the layers", "layer": "the layer under work", "head": "embedding, logits, loss"}
-        bars.append((spec, [(names.get(line.part, line.name), line.device_bytes) for line in alive]))
+        bars.append((spec, [(names.get(line.part, line.name), line.device_bytes) for line in ledger.lines]))
     title = "GPT-2, batch 8, 1024 tokens, bf16, AdamW: the ledger at its peak"
     return plots.ledger_bars(bars, folder=folder, name="ledger", title=title)
 

@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import jremat.quiet_cuda  # noqa: F401 - before JAX starts its backends
+
 if TYPE_CHECKING:
     from jremat.check import Difference, Finding, Replay, lint, replay
     from jremat.estimate.transformer import estimate

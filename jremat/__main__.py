@@ -14,9 +14,17 @@ def _explain(argv: Sequence[str]) -> int:
     return main(argv)
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": _explain}
-USAGE = """usage: jremat explain FUNCTION [flags]
+def _estimate(argv: Sequence[str]) -> int:
+    from jremat.command.estimate import main
 
+    return main(argv)
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": _explain, "estimate": _estimate}
+USAGE = """usage: jremat explain FUNCTION [flags]
+       jremat estimate MODEL [flags]
+
+estimate  what a training step needs, in formulas and in bytes; `jremat estimate --help`
 explain   what a function keeps, moves and makes again for its gradient, and why; `jremat explain --help`
 """
 

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jremat.estimate.config import TransformerConfig
-from jremat.policy.names import tag
-from models import attention, layers, loss
+from jremat.estimate.decoder import model as decoder
 
 Params = Any
 
@@ -31,15 +29,14 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         c = self.config
-        scale = self.param("scale", nn.initializers.ones, (c.hidden,), c.param_dtype)
-        if c.norm == "rmsnorm":
-            return layers.rms_norm(x, scale, c.norm_eps)
-        bias = self.param("bias", nn.initializers.zeros, (c.hidden,), c.param_dtype) if c.bias else None
-        return layers.layer_norm(x, scale, bias, c.norm_eps)
+        params = {"scale": self.param("scale", nn.initializers.ones, (c.hidden,), c.param_dtype)}
+        if c.norm == "layernorm" and c.bias:
+            params["bias"] = self.param("bias", nn.initializers.zeros, (c.hidden,), c.param_dtype)
+        return decoder.plain_norm(c, params, x)
 
 
 class Projection(nn.Module):
-    """A matmul over the last axes of x, as many as ``inputs`` has, to ``outputs``; no reshape of x, so no second copy.
+    """A matmul over the last axes of x, as many as ``inputs`` has, to ``outputs``.
 
     Keeps x. The kernel [*inputs, *outputs] is cast to the dtype of x where it is used.
     """
@@ -53,12 +50,9 @@ class Projection(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.param("kernel", nn.initializers.normal(self.std), self.inputs + self.outputs, self.param_dtype)
-        n = len(self.inputs)
-        contracted = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
-        y = lax.dot_general(x, kernel.astype(x.dtype), (contracted, ((), ())))
-        if self.use_bias:
-            y += self.param("bias", nn.initializers.zeros, self.outputs, self.param_dtype).astype(x.dtype)
-        return y
+        zeros = nn.initializers.zeros
+        bias = self.param("bias", zeros, self.outputs, self.param_dtype) if self.use_bias else None
+        return decoder.matmul(x, kernel, bias, len(self.inputs))
 
 
 class Block(nn.Module):
@@ -84,46 +78,15 @@ class Block(nn.Module):
             [b, s, h], dtype of ``x``.
         """
         c = self.config
-        keys = (None, None, None) if key is None else tuple(jax.random.fold_in(key, i) for i in range(3))
-        x = tag(x, "block_in")
-        x += _dropped(self._attention(x, keys[0], positions), keys[1], c.dropout)
-        return x + _dropped(self._mlp(x), keys[2], c.dropout)
+        layouts = decoder.projections(c)
+        norm = lambda name, x: Norm(c, name=name)(x)
+        project = lambda name, x: self._projection(name, *layouts[name])(x)
+        return decoder.block(c, norm, project, x, key, positions)
 
-    def _attention(self, x, dropout_key, positions):
+    def _projection(self, name, inputs, outputs, use_bias):
         c = self.config
-        x = tag(Norm(c, name="attn_norm")(x), "attn_norm")
-        query = self._heads("query", c.heads)(x)  # [b, s, n, d]
-        key = self._heads("key", c.kv_heads)(x)  # [b, s, m, d]
-        value = self._heads("value", c.kv_heads)(x)  # attention tags the three as it reads them
-        if c.positions == "rope":
-            positions = jnp.arange(x.shape[1]) if positions is None else positions
-            query, key = (layers.rope(t, positions, c.rope_theta) for t in (query, key))
-        match c.attention:
-            case "dot":
-                out = attention.dot(query, key, value, dropout_key, c.dropout)
-            case "blockwise":
-                out = attention.blockwise(query, key, value, c.attention_block)
-            case "cudnn":
-                out = attention.cudnn(query, key, value)
-        return tag(self._residual("attn_proj", (c.heads, c.head_dim))(out), "attn_proj")
-
-    def _mlp(self, x):
-        c = self.config
-        x = tag(Norm(c, name="mlp_norm")(x), "mlp_norm")
-        wide = lambda name: tag(self._projection(name, (c.hidden,), (c.mlp_hidden,), c.bias)(x), name)  # [b, s, f]
-        act = layers.swiglu(wide("mlp_gate"), wide("mlp_up")) if c.mlp == "swiglu" else layers.gelu(wide("mlp_up"))
-        return tag(self._residual("mlp_out", (c.mlp_hidden,))(tag(act, "mlp_act")), "mlp_out")
-
-    def _heads(self, name, heads):
-        c = self.config
-        return self._projection(name, (c.hidden,), (heads, c.head_dim), c.bias or c.qkv_bias)
-
-    def _residual(self, name, inputs):
-        c = self.config
-        return self._projection(name, inputs, (c.hidden,), c.bias, _INIT_STD / (2 * c.num_layers) ** 0.5)
-
-    def _projection(self, name, inputs, outputs, use_bias, std=_INIT_STD):
-        return Projection(inputs, outputs, use_bias, self.config.param_dtype, std, name=name)
+        std = _INIT_STD / (2 * c.num_layers) ** 0.5 if name in ("attn_proj", "mlp_out") else _INIT_STD
+        return Projection(inputs, outputs, use_bias, c.param_dtype, std, name=name)
 
 
 class Carry(NamedTuple):
@@ -226,8 +189,7 @@ class Transformer(nn.Module):
         Raises:
             ValueError: a sequence longer than ``max_seq``.
         """
-        x = self.hidden(tokens, key)
-        return lax.dot_general(x, self._head().astype(x.dtype), (((2,), (1,)), ((), ())))
+        return decoder.logits(self.hidden(tokens, key), self._head())
 
     def losses(
         self, tokens: jax.Array, targets: jax.Array, key: jax.Array | None = None, chunk: int | None = None
@@ -237,11 +199,10 @@ class Transformer(nn.Module):
         Args:
             tokens, targets: int [b, s].
             key: as in ``__call__``.
-            chunk: positions whose logits are alive at a time (see ``loss.linear_cross_entropy``); None keeps them all.
+            chunk: positions whose logits are alive at a time (see ``linear_cross_entropy``); None keeps them all.
         """
-        if chunk is None:
-            return loss.cross_entropy(self(tokens, key), targets)
-        return loss.linear_cross_entropy(self.hidden(tokens, key), self._head(), targets, chunk)
+        tables = {"token_embedding" if self.config.tied_embeddings else "head": self._head()}
+        return decoder.head_losses(self.config, tables, self.hidden(tokens, key), targets, chunk)
 
     def hidden(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """What the head reads: the stack's output, normed, [b, s, h].
@@ -263,12 +224,8 @@ class Transformer(nn.Module):
         return self.final_norm(x)
 
     def _embed(self, tokens, key):
-        c = self.config
-        rows = self.token_embedding.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-        x = rows.astype(c.compute_dtype)
-        if c.positions == "learned":
-            x += self.position_embedding[: tokens.shape[1]].astype(c.compute_dtype)
-        return _dropped(x, key, c.dropout)
+        tables = {name: getattr(self, name, None) for name in ("token_embedding", "position_embedding")}
+        return decoder.embed(self.config, tables, tokens, key)
 
     def _scan(self, x, key, positions):
         layer = lambda block, x, i, key, positions: (block(x, layer_key(key, i), positions), None)
@@ -323,7 +280,3 @@ def mean_loss(
     """
     losses: Any = model.apply({"params": params}, tokens, targets, key, chunk, method="losses")  # [b, s]
     return losses.mean()
-
-
-def _dropped(x, key, rate):
-    return x if key is None or rate == 0 else layers.dropout(x, key, rate)

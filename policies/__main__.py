@@ -3,54 +3,83 @@
 import sys
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from jremat.command.line import fail, run
+from jremat.command.start import start_jax
 from jremat.policy import LayerPlan, Policy
+from jremat.report.tables import Table, columns, console, show
+from policies.costs import Attention, Family, cost
 from policies.entry import Entry, Spec
 from policies.registry import get, table
 
 PROGRAM = "policies"
-WIDTH = 120
-SPEC_WIDTH = 41  # of the longest spec, so that each can be copied
+TITLE = "Remat policies, per layer"
 LEGEND = (
-    "Per layer. b batch, s sequence, h hidden, n query heads, k key and value width, f MLP width, e bytes of a value; "
-    "M is 1 where attention materialises its scores, F where it is fused, else 0.\n"
-    "Kept: bytes for the backward pass, the block's input included, dropout off. Redone: matmul FLOPs of the forward "
-    "that the backward repeats."
+    "Per layer in bfloat16, dropout off, read off a traced block: b batch, s sequence, h hidden, n query heads, k key "
+    "and value width, f MLP width; a spec by itself shows the fused attention of both families.\n"
+    "Kept: bytes for the backward pass, the block's input included. Recomputed: matmul FLOPs of the forward pass that "
+    "the backward pass repeats; shares, as in overhead:0.03, are of the forward's matmul FLOPs."
+)
+FAMILIES: tuple[tuple[str, Family, Attention], ...] = (
+    ("GPT", "gpt", "dot"),
+    ("Llama", "llama", "dot"),
+    ("GPT, fused attention", "gpt", "blockwise"),
+    ("Llama, fused attention", "llama", "blockwise"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the zoo, or what one spec says; 2 for a spec that says nothing."""
-    console = Console(width=WIDTH, highlight=False)
+    screen = console()
     if arguments in (["-h"], ["--help"]):
         print(__doc__)
         return 0
     if not arguments:
-        console.print(zoo(table()))
-        console.print(LEGEND, style="dim")
+        for k, entry in enumerate(table()):  # each as soon as its block is traced
+            screen.print(zoo([entry], FAMILIES[:2], "" if k else TITLE))
+        show(screen, "", *LEGEND.splitlines())
         return 0
     try:
         if len(arguments) > 1:
             raise ValueError(f"policy: expected one spec at most, got {len(arguments)}: {' '.join(arguments)}")
-        console.print(said(arguments[0], get(arguments[0])))
+        screen.print(said(arguments[0], get(arguments[0])))
     except ValueError as error:
         return fail(PROGRAM, error)
     return 0
 
 
-def zoo(entries: Sequence[Entry]) -> Table:
-    """The zoo as a table, one row an entry."""
-    rows = Table(show_lines=True, pad_edge=False, title="Remat policies", expand=True)
-    rows.add_column("Spec · elsewhere · source", width=SPEC_WIDTH, overflow="fold")
-    for heading in ("Keeps → recomputes", "Bytes kept → FLOPs redone, per layer"):
-        rows.add_column(heading, ratio=1, overflow="fold")
+def zoo(
+    entries: Sequence[Entry], families: Sequence[tuple[str, Family, Attention]] = FAMILIES, title: str = TITLE
+) -> Table:
+    """The zoo, one row an entry: what it keeps and recomputes, its price, what it is elsewhere, its source."""
+    rows = columns(title, ("spec",))
     for entry in entries:
-        rows.add_row(_spec(entry), _fate(entry), _costs(entry))
+        rows.add_section()
+        rows.add_row(", ".join((entry.spec, *entry.aliases)), bold=True)
+        for line in _lines(entry, families):
+            rows.add_note(line)
     return rows
+
+
+def _lines(entry: Entry, families: Sequence[tuple[str, Family, Attention]]) -> Iterator[str]:
+    if entry.is_form:
+        yield f"e.g. {entry.policy.spec}"
+    yield f"keeps {entry.kept} → recomputes {entry.recomputed}"
+    yield from _costs(entry, families)
+    if isinstance(entry.policy, Policy) and entry.policy.strict_only:
+        yield "jremat.checkpoint and jremat.remat only"
+    yield f"elsewhere: {entry.elsewhere}"
+    yield f"source: {entry.source}"
+
+
+def _costs(entry: Entry, families: Sequence[tuple[str, Family, Attention]]) -> Iterator[str]:
+    if entry.words:
+        yield "bytes {} → FLOPs {}".format(*entry.words)
+        return
+    start_jax()
+    for name, family, attention in families:
+        kept, host, flops = cost(entry, family, attention)
+        on_host = f", of it on the host {host}" * (host not in ("0", "–"))
+        yield f"{name}: {kept} bytes{on_host} → {flops} FLOPs"
 
 
 def said(spec: str, policy: Spec) -> Table:
@@ -58,21 +87,20 @@ def said(spec: str, policy: Spec) -> Table:
     rows = [entry for entry in table() if spec in (entry.spec, *entry.aliases)]
     if rows:
         return zoo(rows)
-    lines = Table(show_header=False, pad_edge=False, box=None)
-    lines.add_row("spec", Text(policy.spec))
+    lines = columns("", ("spec", policy.spec), loose=(policy.spec,))
     if isinstance(policy, Policy):
-        lines.add_row("rules", Text(policy.canonical_spec))
+        lines.add_row("rules", policy.canonical_spec)
     elif isinstance(policy, LayerPlan):
         for segment in policy.segments:
             pattern = " ".join(policy.spec for policy in segment.pattern)
             repeats = "to the end" if segment.repeats is None else f"{segment.repeats} times"
             group = f", in groups of {segment.group}" if segment.group > 1 else ""
             slots = f", {segment.slots} slots" if segment.slots else ""
-            lines.add_row("layers", Text(f"{pattern}, {repeats}{group}{slots}"))
+            lines.add_row("layers", f"{pattern}, {repeats}{group}{slots}")
     else:
-        lines.add_row("request", Text(f"{policy.kind} {'' if policy.amount is None else policy.amount}".strip()))
+        lines.add_row("request", f"{policy.kind} {'' if policy.amount is None else policy.amount}".strip())
     for name, value in _holds_for(policy):
-        lines.add_row(name, Text(value))
+        lines.add_row(name, value)
     return lines
 
 
@@ -85,31 +113,6 @@ def _holds_for(policy: Spec) -> Iterator[tuple[str, str]]:
         yield "planned for", ", ".join(dict.fromkeys(made_for.shapes)) or "any shapes"
         yield "", "any number of layers" if made_for.num_layers is None else f"{made_for.num_layers} layers"
         yield "", ", ".join(f"{package} {version}" for package, version in made_for.versions) or "any versions"
-
-
-def _spec(entry: Entry) -> Text:
-    text = Text(entry.spec, style="bold")
-    for also in entry.aliases:
-        text.append(f"\n{also}", style="not bold")
-    if entry.is_form:
-        text.append(f"\ne.g. {entry.policy.spec}", style="not bold")
-    if isinstance(entry.policy, Policy) and entry.policy.strict_only:
-        text.append("\njremat.checkpoint and jremat.remat only", style="not bold")
-    return text.append(f"\n{entry.elsewhere}\n{entry.source}", style="not bold dim")
-
-
-def _fate(entry: Entry) -> Text:
-    return Text.assemble(entry.kept, "\n→ ", entry.recomputed)
-
-
-def _costs(entry: Entry) -> Text:
-    if not entry.gpt.exact:
-        return Text.assemble(entry.gpt.kept_bytes, "\n→ ", entry.gpt.recomputed_flops)
-    lines = []
-    for family, cost in (("GPT", entry.gpt), ("Llama", entry.llama)):
-        kept, host, flops = cost.pretty()
-        lines.append(f"{family} {kept}" + f"\n  of it on the host {host}" * (host != "0") + f"\n→ {flops}")
-    return Text("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -7,22 +7,20 @@ here).
 
 from jremat.policy import Policy
 from jremat.policy.ops import ATTENTION
-from policies.costs import cost_of
-from policies.entry import Cost, Entry
+from policies.entry import Entry
 from policies.maxtext import CONTEXT
 
 _QKV = ("query", "key", "value")
 _FFN1 = Policy.save("mlp_gate", "mlp_up").with_optional("mlp_gate")
 
 
-def _entry(name: str, policy: Policy, kept: str, recomputed: str, costs: tuple[Cost, Cost], pattern: str) -> Entry:
+def _entry(name: str, policy: Policy, kept: str, recomputed: str, pattern: str) -> Entry:
     spec = f"axlearn:{name}"
     return Entry(
         spec,
         policy.labelled(spec),
         kept,
         recomputed,
-        *costs,
         f"axlearn {pattern}",
         "axlearn/common/attention.py, RematRegexSavePatterns and build_remat_spec; flash_attention/remat.py",
     )
@@ -34,7 +32,6 @@ ENTRIES = (
         Policy.save(*_QKV),
         "query, key, value",
         "attention and its projection, the MLP, norms",
-        cost_of(_QKV),
         "[qkv]_proj",
     ),
     _entry(
@@ -42,7 +39,6 @@ ENTRIES = (
         Policy.save(*_QKV, "attn_proj") | CONTEXT,
         "query, key, value, the context, attention's projection",
         "the MLP, norms; of a materialised attention the scores and the softmax",
-        cost_of((*_QKV, "attn_out", "attn_proj")),
         "[qkvo]_proj and context",
     ),
     _entry(
@@ -50,7 +46,6 @@ ENTRIES = (
         Policy.ops(ATTENTION),
         "a fused attention's output and log-sum-exp; nothing where attention is materialised",
         "query, key, value, attention's projection, the MLP, norms",
-        cost_of([], fused=["attn_out", "attn_lse"]),
         "save_or_offload_flash_attention_policy()",
     ),
     _entry(
@@ -58,7 +53,6 @@ ENTRIES = (
         Policy.save("mlp_out") | _FFN1,
         "the MLP's projections",
         "attention and its projections, norms, activations",
-        cost_of(["mlp_gate", "mlp_up"]),
         "linear1_.*|linear2_.*",
     ),
     _entry(
@@ -66,7 +60,6 @@ ENTRIES = (
         Policy.offload(*_QKV),
         "the block's input; in host memory query, key, value",
         "attention and its projection, the MLP, norms",
-        cost_of(_QKV, on_host=_QKV),
         "save_and_offload_only_these_names_regex(offload [qkv]_proj)",
     ),
 )

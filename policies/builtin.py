@@ -2,8 +2,7 @@
 
 from jremat.policy import FAMILIES, FULL, NONE, Policy
 from jremat.policy.ops import ATTENTION, CONV, MATMUL, SCALED_MATMUL, WEIGHT_MATMUL
-from policies.costs import cost_of, in_words
-from policies.entry import Cost, Entry
+from policies.entry import Entry
 
 # Every tensor that a block's backward pass reads, by name; the norms' statistics come beside them.
 ALL = (
@@ -27,13 +26,12 @@ def _entry(
     policy: Policy,
     kept: str,
     recomputed: str,
-    costs: tuple[Cost, Cost],
     elsewhere: str,
     source: str,
     aliases: tuple[str, ...] = (),
     aten: tuple[str, ...] = (),
 ) -> Entry:
-    return Entry(spec, policy.labelled(spec), kept, recomputed, *costs, elsewhere, source, aliases, aten)
+    return Entry(spec, policy.labelled(spec), kept, recomputed, elsewhere, source, aliases, aten)
 
 
 ENTRIES = (
@@ -42,7 +40,6 @@ ENTRIES = (
         NONE,
         "everything that the backward pass reads",
         "nothing",
-        cost_of(ALL, stats=True),
         "no checkpointing; praxis and jax: everything (beware: MaxText's `none` is `full`)",
         _JAX,
         aliases=("everything_saveable",),
@@ -52,7 +49,6 @@ ENTRIES = (
         FULL,
         "the block's input",
         "the whole block, but for its last matmul, which the backward pass never reads",
-        cost_of([]),
         "checkpoint(block, use_reentrant=False); HF gradient_checkpointing; Megatron full/uniform/1",
         _JAX + "; Chen et al. 2016, arXiv 1604.06174",
         aliases=("nothing_saveable",),
@@ -62,7 +58,6 @@ ENTRIES = (
         DOTS,
         "what every matmul and convolution makes, scores included; a fused attention is no matmul here",
         "norms, activations, softmax; a fused attention",
-        cost_of(_DOTS, fused=_PROJECTIONS),
         "SAC list mm, addmm, bmm, convolution",
         _JAX,
         aliases=("checkpoint_dots",),
@@ -73,7 +68,6 @@ ENTRIES = (
         WEIGHT_DOTS,
         "what the weight matmuls make",
         "norms, activations, attention (materialised or fused)",
-        cost_of(_PROJECTIONS),
         "SAC list mm, addmm",
         _JAX,
         aliases=("checkpoint_dots_with_no_batch_dims",),
@@ -84,7 +78,6 @@ ENTRIES = (
         Policy.ops(WEIGHT_MATMUL, ATTENTION),
         "what the weight matmuls make, and a fused attention's output and log-sum-exp",
         "norms, activations; materialised attention",
-        cost_of(_PROJECTIONS, fused=(*_PROJECTIONS, "attn_out", "attn_lse")),
         "SAC list mm, addmm, scaled_dot_product_attention",
         "PyTorch, torch/utils/checkpoint.py, create_selective_checkpoint_contexts",
         aten=(*WEIGHT_MATMUL.aten, *ATTENTION.aten),
@@ -94,7 +87,6 @@ ENTRIES = (
         CORE_ATTENTION,
         "everything but the attention core",
         "scores, softmax and its dropout; no use under fused attention, and refused there by jremat.checkpoint",
-        cost_of([name for name in ALL if name != "attn_probs"], stats=True),
         "Megatron --recompute-activations, --recompute-granularity selective",
         "Korthikanti et al. 2022, arXiv 2205.05198, section 5 (there the context is made again too)",
         aliases=("core_attn",),
@@ -104,7 +96,6 @@ ENTRIES = (
         DOTS.to_host(),
         "the block's input; in host memory what dots_saveable keeps",
         "norms, activations, softmax; a fused attention",
-        cost_of(_DOTS, fused=_PROJECTIONS, on_host=_DOTS),
         "no peer in eager PyTorch: save_on_cpu around a SAC list doesn't see what the list keeps",
         "torch/autograd/graph.py, save_on_cpu, beside torch/utils/checkpoint.py, whose own hooks stand inside it",
     ),
@@ -113,7 +104,6 @@ ENTRIES = (
         WEIGHT_DOTS.to_host(),
         "the block's input; in host memory what the weight matmuls make",
         "norms, activations, attention",
-        cost_of(_PROJECTIONS, on_host=_PROJECTIONS),
         "jax offload_dot_with_no_batch_dims; praxis offload_dot_with_no_batch_dims",
         _JAX,
     ),
@@ -122,7 +112,6 @@ ENTRIES = (
         Policy.offload("block_in"),
         "in host memory the block's input",
         "the whole block, but for its last matmul",
-        cost_of([], on_host=["block_in"]),
         "DeepSpeed cpu_checkpointing; save_on_cpu around checkpoint",
         "DeepSpeed, runtime/activation_checkpointing/checkpointing.py",
     ),
@@ -131,7 +120,6 @@ ENTRIES = (
         Policy.save("attn_out", "mlp_up"),
         "the block's input and the tensors named; NAME? need not exist",
         "the rest",
-        *in_words("ebsh and the named tensors", "what leads to the rest"),
         "jax save_only_these_names; MUST_SAVE by hand",
         _JAX,
     ),
@@ -140,7 +128,6 @@ ENTRIES = (
         Policy.offload("attn_out", "mlp_up"),
         "the block's input; in host memory the tensors named",
         "the rest",
-        *in_words("ebsh, and on the host the named tensors", "what leads to the rest"),
         "jax save_and_offload_only_these_names; MUST_CPU_OFFLOAD",
         _JAX,
     ),
@@ -149,7 +136,6 @@ ENTRIES = (
         Policy.but("attn_norm", "mlp_norm"),
         "everything but the tensors named",
         "the tensors named, from what is kept",
-        *in_words("as none, less the named tensors", "what makes the named tensors"),
         "Megatron's output-discarding modules (jax save_anything_except_these_names keeps all)",
         "Megatron, core/tensor_parallel/random.py, CheckpointWithoutOutput",
     ),
@@ -158,7 +144,6 @@ ENTRIES = (
         Policy.ops(MATMUL, ATTENTION),
         f"the block's input and what the families' operations make; families: {_OPS} matmul",
         "the rest",
-        *in_words("ebsh and those outputs", "what leads to the rest"),
         "a SAC list",
         "jremat/policy/ops.py",
         aten=(*MATMUL.aten, *ATTENTION.aten),
@@ -169,7 +154,6 @@ ENTRIES = (
         "what any rule keeps; rules: save offload but ops offload_ops but_ops, after none or offload_all if that is "
         "the default; a rule by name goes before one by family",
         "the rest",
-        *in_words("the sum of its rules", "what leads to the rest"),
         "jax save_from_both_policies, which refuses offloads",
         _JAX,
     ),

@@ -4,7 +4,7 @@
     rules   = rule {";" rule}                     what keeps, offloads or leaves out; see ``Policy.canonical_spec``
     rule    = ("save" | "offload" | "but") ":" name ["?"] {"," name ["?"]}
             | ("ops" | "offload_ops" | "but_ops") ":" op family {"+" op family}
-            | "none" | "offload_all"              first only: what holds for every other value
+            | "none" | "offload_all" | "full"     first only: what holds for every other value
     plan    = "every_k:" K ["," policy] | "block:" N ["," policy] | "alternate:" K | "torchtitan:" K | "revolve:" SLOTS
             | "mix:" count "*" policy {"," count "*" policy} | "plan:" FILE
     request = "sqrt" | "auto" [":" size] | "budget:" share | "overhead:" share
@@ -93,7 +93,7 @@ _RULES: Mapping[str, tuple[Decision, bool]] = {
     "offload_ops": (OFFLOAD, True),
     "but_ops": (RECOMPUTE, True),
 }
-_DEFAULTS = {"none": SAVE, "offload_all": OFFLOAD}
+_DEFAULTS = {"none": SAVE, "offload_all": OFFLOAD, "full": RECOMPUTE}
 _FAMILIES: Mapping[str, Family] = {family.name: family for family in SELECTABLE}
 
 
@@ -116,20 +116,23 @@ def _rules(spec: str) -> Policy:
                 name = identifier(item.removesuffix("?"))
                 optional |= {name} if item.endswith("?") else set()
                 _put(names, name, decision, name, spec)
+    worded = default is not None
     if default is None:
         default = SAVE if {*names.values(), *families.values()} == {RECOMPUTE} else RECOMPUTE
     policy = Policy(tuple(names.items()), tuple(families.items()), default=default, optional=frozenset(optional))
-    idle = [
-        *(names.keys() - dict(policy.names).keys()),
-        *(f.name for f in families.keys() - dict(policy.families).keys()),
-    ]
-    if idle:
-        rest = {SAVE: "kept", OFFLOAD: "kept in host memory", RECOMPUTE: "recomputed"}[default]
+    if policy.idle and not worded:
         raise ValueError(
-            f"policy: {spec!r}: naming {', '.join(sorted(idle))} would change nothing, since all that isn't named is "
-            f"{rest}; a spec may begin with 'none;' (the rest kept) or 'offload_all;'"
+            f"policy: {spec!r}: {no_effect(policy)}; a spec may begin with 'none;' (the rest kept), 'offload_all;' or "
+            "'full;' (the rest recomputed)"
         )
     return policy
+
+
+def no_effect(policy: Policy) -> str:
+    """What to say of a policy's idle rules."""
+    rest = {SAVE: "kept", OFFLOAD: "kept in host memory", RECOMPUTE: "recomputed"}[policy.default]
+    idle = ", ".join(sorted(policy.idle))
+    return f"naming {idle} would change nothing, since all that isn't named is {rest}"
 
 
 def _put(rules: dict, selector: str | Family, decision: Decision, name: str, spec: str) -> None:

@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 from jremat.policy import FULL, Policy
 from jremat.policy.ops import ATTENTION
-from policies.costs import cost_of
-from policies.entry import Cost, Entry
+from policies.entry import Entry
 
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -46,14 +45,13 @@ def save(*names: str) -> Policy:
     return policy.with_optional(*OPTIONAL) if set(OPTIONAL) & set(names) else policy
 
 
-def _entry(name: str, policy: Policy, kept: str, recomputed: str, costs: tuple[Cost, Cost], *aliases: str) -> Entry:
+def _entry(name: str, policy: Policy, kept: str, recomputed: str, *aliases: str) -> Entry:
     spec = f"maxtext:{name}"
     return Entry(
         spec,
         policy.labelled(spec),
         kept,
         recomputed,
-        *costs,
         f"MaxText remat_policy={name}",
         "MaxText, layers/decoders.py, get_remat_policy; configs/base.yml",
         aliases=tuple(f"maxtext:{alias}" for alias in aliases),
@@ -61,20 +59,18 @@ def _entry(name: str, policy: Policy, kept: str, recomputed: str, costs: tuple[C
 
 
 ENTRIES = (
-    _entry("full", FULL, "the block's input", "the whole block, but for its last matmul", cost_of([])),
+    _entry("full", FULL, "the block's input", "the whole block, but for its last matmul"),
     _entry(
         "minimal",
         save(*_MINIMAL),
         "query, key, value, attention's projection, the MLP's projections",
         "norms, activations, attention",
-        cost_of(_READ),
     ),
     _entry(
         "minimal_with_context",
         save(*_MINIMAL) | CONTEXT,
         "as minimal, and the context (of a fused attention its log-sum-exp too)",
         "norms, activations; of a materialised attention the scores and the softmax",
-        cost_of((*_READ, "attn_out")),
         "minimal_flash",
     ),
     _entry(
@@ -82,49 +78,42 @@ ENTRIES = (
         save(*_QKV, "attn_proj") | CONTEXT,
         "query, key, value, the context, attention's projection",
         "the MLP, norms; of a materialised attention the scores and the softmax",
-        cost_of((*_QKV, "attn_out", "attn_proj")),
     ),
     _entry(
         "save_dot_except_mlpwi",
         save(*_QKV, "attn_proj", "mlp_out"),
         "query, key, value, attention's projection; the MLP's last matmul too, where anything reads it",
         "the MLP's first matmuls, attention, norms",
-        cost_of((*_QKV, "attn_proj")),
     ),
     _entry(
         "save_dot_except_mlp",
         save(*_QKV, "attn_proj"),
         "query, key, value, attention's projection",
         "the MLP, attention, norms",
-        cost_of((*_QKV, "attn_proj")),
     ),
     _entry(
         "save_qkv_proj",
         save(*_QKV),
         "query, key, value",
         "attention and its projection, the MLP, norms",
-        cost_of(_QKV),
     ),
     _entry(
         "save_out_proj",
         save("attn_proj"),
         "attention's projection",
         "query, key, value, attention, the MLP, norms",
-        cost_of(["attn_proj"]),
     ),
     _entry(
         "qkv_proj_offloaded",
         save(*_QKV).to_host(),
         "the block's input; in host memory query, key, value",
         "attention and its projection, the MLP, norms",
-        cost_of(_QKV, on_host=_QKV),
     ),
     _entry(
         "minimal_offloaded",
         save(*_MINIMAL).to_host(),
         "the block's input; in host memory what minimal keeps",
         "norms, activations, attention",
-        cost_of(_READ, on_host=_READ),
     ),
 )
 """MaxText's named policies; its ``custom`` is ``from_maxtext("custom", {tensor: place})``."""

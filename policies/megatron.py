@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from jremat.policy import Policy
-from policies.builtin import ALL
-from policies.costs import cost_of, in_words
-from policies.entry import Cost, Entry
+from policies.entry import Entry
 
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -53,20 +51,13 @@ def _tensors(module: str) -> tuple[str, ...]:
     raise ValueError(f"policy: Megatron has no module {module!r} to recompute; {hint}")
 
 
-def _without(*names: str) -> tuple[Cost, Cost]:
-    """None's cost without these tensors, and with the matmuls that make them again."""
-    return cost_of([name for name in ALL if name not in names], stats=True)
-
-
 _ABSENT = "our own models have none, and jremat.checkpoint refuses it there"
 
 
-def _entry(module: str, kept: str, recomputed: str, costs: tuple[Cost, Cost]) -> Entry:
+def _entry(module: str, kept: str, recomputed: str) -> Entry:
     policy = modules([module]).labelled(f"megatron:{module}")
     flag = f"Megatron --recompute-modules {module}"
-    return Entry(
-        policy.spec, policy, kept, recomputed, *costs, flag, "Megatron, core/transformer/transformer_config.py"
-    )
+    return Entry(policy.spec, policy, kept, recomputed, flag, "Megatron, core/transformer/transformer_config.py")
 
 
 ENTRIES = (
@@ -74,45 +65,38 @@ ENTRIES = (
         "core_attn",
         "everything but the attention core",
         "scores, softmax and its dropout (Megatron: the context too); no use under fused attention: refused there",
-        _without("attn_probs"),
     ),
     _entry(
         "mlp",
         "everything but the MLP's inside; the MLP's input stays",
         "gate, up, activation",
-        _without("mlp_gate", "mlp_up", "mlp_act"),
     ),
-    _entry("layernorm", "everything but the norms' outputs", "both norms", _without("attn_norm", "mlp_norm")),
+    _entry("layernorm", "everything but the norms' outputs", "both norms"),
     _entry(
         "moe",
         "everything but the experts' inside; the router's decision stays, so that replay can't choose other experts",
         f"the experts' matmuls and activations; {_ABSENT}",
-        in_words("none's less the experts' tensors", "the experts' forward"),
     ),
     _entry(
         "shared_experts",
         "everything but the inside of the experts that all tokens share (tags shared_gate, shared_up, shared_act)",
         f"their matmuls and activations; {_ABSENT}",
-        in_words("none's less the shared experts' tensors", "their forward"),
     ),
     _entry(
         "moe_act",
         "everything but the experts' activations",
         f"the activations, no matmul; {_ABSENT}",
-        in_words("none's less the activations", "no matmul"),
     ),
     _entry(
         "mla_up_proj",
         "everything but query, key and value",
         "the projections that make them: multi-latent attention's up projections and RoPE; elsewhere all of q, k, v",
-        _without("query", "key", "value"),
     ),
     Entry(
         "megatron:MODULE[,MODULE…]",
         modules(["layernorm", "mlp"]).labelled("megatron:layernorm,mlp"),
         "everything but the modules' tensors",
         "those tensors",
-        *_without("attn_norm", "mlp_norm", "mlp_gate", "mlp_up", "mlp_act"),
         "Megatron --recompute-modules layernorm mlp",
         "Megatron, core/transformer/transformer_config.py",
     ),

@@ -5,11 +5,12 @@ import sys
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import cast
 
-from jremat.policy import RECOMPUTE, Policy
+from jremat.policy import RECOMPUTE, Policy, PolicyLike
 from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
-from policies.entry import Entry, Spec
-from policies.grammar import Zoo, parse
+from policies.entry import Entries, Entry
+from policies.grammar import Zoo, no_effect, parse
 
 ENTRIES: tuple[Entry, ...] = (
     *builtin.ENTRIES,
@@ -40,7 +41,7 @@ def _named() -> Mapping[str, Policy]:
 ZOO = Zoo(named=_named(), families=MappingProxyType({"megatron": megatron.modules, "sac": torch_sac.sac}))
 
 
-def get(spec: str) -> Spec:
+def get(spec: str) -> PolicyLike:
     """The policy, plan or request that a spec stands for.
 
     A ``Policy`` goes wherever JAX and Flax take one (``jax.checkpoint(f, policy=p)``, ``nn.remat(Block, policy=p)``)
@@ -57,8 +58,8 @@ def get(spec: str) -> Spec:
         ValueError: unknown or ambiguous (near names are listed), out of range, or of no effect.
 
     Warns:
-        UserWarning: under ``jax_remat3``, where JAX doesn't ask a plain policy about every operation, so that this one
-            would keep less than it says.
+        UserWarning: a rule that changes nothing, as in ``none;save:a``, which keeps everything; under ``jax_remat3``,
+            where JAX doesn't ask a plain policy about every operation, so that this one would keep less than it says.
 
     >>> get("dots_saveable") == get("checkpoint_dots")
     True
@@ -70,6 +71,8 @@ def get(spec: str) -> Spec:
     ValueError: policy: no spec 'dots_savable'; did you mean 'dots_saveable'?
     """
     policy = parse(spec, ZOO)
+    if isinstance(policy, Policy) and policy.idle:
+        warnings.warn(f"policy: {spec!r}: {no_effect(policy)}", UserWarning, stacklevel=2)
     if isinstance(policy, Policy) and not policy.strict_only and _unheard(policy):
         version = sys.modules["jax"].__version__
         warnings.warn(
@@ -78,7 +81,7 @@ def get(spec: str) -> Spec:
             UserWarning,
             stacklevel=2,
         )
-    return policy
+    return cast(PolicyLike, policy)
 
 
 # The first release tried in which jax_remat3 asks a plain policy about names; in 0.10.2 it asks about nothing.
@@ -109,11 +112,11 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ZOO.named, *examples)))
 
 
-def table() -> tuple[Entry, ...]:
-    """The zoo, one row a policy or form: spec, kept, recomputed, costs, equivalents elsewhere, source.
+def table() -> Entries:
+    """The zoo, one row a policy or form: spec, kept, recomputed, equivalents elsewhere, source.
 
     >>> row = next(row for row in table() if row.spec == "dots_with_no_batch_dims_saveable")
-    >>> row.gpt.kept_bytes, row.gpt.recomputed_flops
-    ('e*b*s*9*h', '2*b*s*h*2*s')
+    >>> row.kept, row.recomputed
+    ('what the weight matmuls make', 'norms, activations, attention (materialised or fused)')
     """
-    return ENTRIES
+    return Entries(ENTRIES)

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from jremat.policy import Family, Policy
 from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, COLLECTIVE, CONV, SCALED_MATMUL, TOP_K, WEIGHT_MATMUL
-from policies.costs import cost_of
 from policies.entry import Entry
 
 _FAMILIES = (WEIGHT_MATMUL, BATCHED_MATMUL, CONV, SCALED_MATMUL, ATTENTION, TOP_K, COLLECTIVE)
@@ -65,7 +64,6 @@ ENTRIES = (
         sac(["mm", "addmm", "bmm"]).labelled("sac:mm,addmm,bmm"),
         "the block's input and what the listed aten ops make",
         "the rest",
-        *cost_of((*_PROJECTIONS, "attn_scores", "attn_out"), fused=_PROJECTIONS),
         "create_selective_checkpoint_contexts([torch.ops.aten.mm.default, …])",
         "torch/utils/checkpoint.py",
         aten=("mm", "addmm", "bmm"),

@@ -7,7 +7,6 @@ shifts when a matmul is added; names don't.
 
 from jremat.policy import Policy
 from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, COLLECTIVE, CONV, SCALED_MATMUL, TOP_K
-from policies.costs import cost_of
 from policies.entry import Entry
 
 # torchtitan's list but for mm: bmm, convolution, attention, _scaled_mm, topk and max, reduce_scatter and all_to_all.
@@ -30,7 +29,6 @@ ENTRIES = (
         "backward pass never reads); convolutions, fp8 matmuls, top-k, collectives",
         "key, attention's projection, up (w3), norms, activations. A plain MLP has no gate: there it recomputes up, "
         "where torchtitan, counting, would keep it; torchtitan_selective_op_gpt does",
-        *cost_of(_KEPT),
         "torchtitan mode=selective, selective_ac_option=op, on a gated MLP",
         _SOURCE,
         aten=_ATEN,
@@ -40,7 +38,6 @@ ENTRIES = (
         SELECTIVE_OP_GPT.labelled("torchtitan_selective_op_gpt"),
         "query, value, attention, the plain MLP's up; convolutions, fp8 matmuls, top-k, collectives",
         "key, attention's projection, norms, activations; on a gated MLP the gate",
-        *cost_of(_KEPT_GPT),
         "torchtitan mode=selective, selective_ac_option=op, on a plain MLP without biases (with biases every matmul "
         "is an addmm, which isn't counted, and all are kept: save_only_matmuls)",
         _SOURCE,

@@ -1,8 +1,9 @@
 """MaxText's ``remat_policy`` and its knob per tensor as a policy."""
 
 from collections.abc import Mapping
+from typing import cast
 
-from jremat.policy import FULL, Policy
+from jremat.policy import FULL, PolicyLike
 from policies.maxtext import CONTEXT, NAMES, save
 from policies.near import did_you_mean
 from policies.registry import ZOO, get
@@ -62,4 +63,4 @@ def _custom(tensors: Mapping[str, str]) -> Translation:
             continue
         one = CONTEXT if name == "attn_out" else save(name)
         policy |= one.to_host() if place == "offload" else one
-    return Translation(policy if isinstance(policy, Policy) and policy != FULL else get("full"), tuple(notes))
+    return Translation(cast(PolicyLike, policy) if policy != FULL else get("full"), tuple(notes))

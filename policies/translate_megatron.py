@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import cast
 
-from jremat.policy import OFFLOAD, SAVE, Policy
+from jremat.policy import OFFLOAD, SAVE, Policy, PolicyLike
 from policies.entry import Spec
 from policies.near import did_you_mean
 from policies.registry import get
@@ -73,7 +74,7 @@ def from_megatron(arguments: str | Sequence[str]) -> Translation:
     other = [f"--{flag}" for flag in unknown if flag not in lost]
     if other:
         notes.append(f"left out, as not about activations: {' '.join(other)}")
-    return Translation(policy, tuple(notes))
+    return Translation(cast(PolicyLike, policy), tuple(notes))
 
 
 def _flags(words: list[str]) -> dict[str, list[str]]:
@@ -156,6 +157,7 @@ def _offloaded(policy: Spec, flags: Mapping[str, list[str]]) -> tuple[Spec, list
     if policy.default is not SAVE or not tensors:
         return policy, [*notes, *[f"--offload-modules: not carried over beside {policy.spec!r}"] * bool(tensors)]
     names = dict(policy.names) | dict.fromkeys(tensors, OFFLOAD)
+    notes += [f"{n}: to be recomputed and offloaded; offloaded here" for n, _ in policy.names if n in tensors]
     return Policy(names=tuple(names.items()), default=SAVE, optional=policy.optional), notes
 
 

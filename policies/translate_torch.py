@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from jremat.policy import Policy
+from jremat.policy import Policy, PolicyLike
 from policies.near import did_you_mean
 from policies.registry import get
 from policies.torchtitan import LIST, SELECTIVE_OP
@@ -102,7 +102,7 @@ def from_torchtitan(config: Mapping[str, Any]) -> Translation:
     option = str(table.get("selective_ac_option", "2"))
     if option == "op":
         policy, more = _by_op([name for key in _FORCED for name in table.get(key, ())])
-        return Translation(policy, (*more, *notes))
+        return Translation(cast(PolicyLike, policy), (*more, *notes))
     if not (option.isascii() and option.isdigit()):
         raise ValueError(f"selective_ac_option: expected 'op' or a whole number, got {option!r}")
     if int(option) == 0:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from policies.entry import Spec
+from jremat.policy import PolicyLike
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,10 @@ class Translation:
       note: MaxText's 'none' hands None to JAX, which is full remat on most of its paths; to keep everything: none
     """
 
-    policy: Spec
+    policy: PolicyLike
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join((self.policy.spec, *(f"  note: {note}" for note in self.notes)))
+
+    __repr__ = __str__

@@ -5,7 +5,7 @@
 Every combination of model, policy, batch, sequence and target is a case. A target that is described, not held, is
 compiled for, and its rows say so; one that is here also runs. Each case runs in a process of its own, so that one that
 fails is a row and not the end. ``--json`` keeps the rows as they land, and a second run continues the file. Exit codes:
-0 some case came out; 1 none did; 2 something that the user can put right, said in one line.
+0 some case came out and fits; 1 none does; 2 something that the user can put right, said in one line.
 """
 
 import signal
@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jremat.command.line import fail, parse, run, say, unwritten
 from jremat.report import tables
+from jremat.report.text import printable
 from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
 from scripts.benchmark.pool import Rows, commit
@@ -59,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from scripts.benchmark.pictures import draw
 
         for path in draw(found, bench.plot):
-            console.print(f"picture {path}", highlight=False)
-    return 0 if any(row["status"] in ("ok", "does_not_fit") for row in found) else 1
+            print(printable(f"picture {path}"))
+    return 0 if any(row["status"] == "ok" for row in found) else 1
 
 
 def _check_names(bench: Bench) -> None:
@@ -74,7 +75,14 @@ def _check_names(bench: Bench) -> None:
         config.get(name)
     for spec in bench.policies:
         policies.get(spec)
+    from jremat.measure.targets import TargetError, require_plugin
+
     targets = [target(spec) for spec in ((str(bench.target_config),) if bench.target_config else bench.target)]
+    try:
+        for kind in targets:
+            require_plugin(kind)
+    except TargetError as error:
+        raise ValueError(f"target: {error}") from error
     if bench.profile and all(kind.described for kind in targets):
         raise ValueError(f"profile: nothing runs on {', '.join(kind.name for kind in targets)}, which is not here")
 
@@ -84,20 +92,20 @@ def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> 
     if asked:
         say(PROGRAM, f"planning {', '.join(asked)} …, each case in its process")
     end = time.monotonic() + 60 * bench.minutes if bench.suite == "gpu" else None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
-            progress.update(task, description=case.title)
+            progress.update(task, description=printable(case.title))
             left = end - time.monotonic() if end else bench.timeout_seconds
             if rows.done(case) and not case.profile:  # a trace is asked for each time
-                progress.console.print(f"{case.title}: in the file already", highlight=False)
+                tables.show(console, f"{case.title}: in the file already", indent=4)
             elif left <= 0:
-                progress.console.print(f"{case.title}: no time left", highlight=False)
+                tables.show(console, f"{case.title}: no time left", indent=4)
             else:
                 row = pool.run(case, min(left, bench.timeout_seconds))
                 rows.add(row)
-                progress.console.print(f"{case.title}: {_outcome(row)}", highlight=False, markup=False)
+                tables.show(console, f"{case.title}: {_outcome(row)}", indent=4)
             progress.advance(task)
 
 
@@ -117,11 +125,12 @@ def _show(rows: list[dict[str, Any]], console: Console) -> None:
     ran = [row for row in rows if "mfu_full" in row]
     if ran:
         best = max(ran, key=lambda row: row["tokens_per_second"])
-        console.print(
+        tables.show(
+            console,
             f"fastest: {best['policy']}, {best['tokens_per_second']:,.0f} tokens/s, MFU {best['mfu_full']:.1%} full, "
             f"{best['mfu_half']:.1%} half, of {best['peak_flops_per_second'] / 1e12:.4g} TFLOP/s "
             f"({best['peak_source']})",
-            highlight=False,
+            indent=4,
         )
 
 

@@ -21,12 +21,12 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jremat.command.line import fail, parse, run, unwritten
 from jremat.policy.files import write_whole
-from jremat.report.tables import console
+from jremat.report.tables import console, show
+from jremat.report.text import printable
 from scripts.compare.config import Compare
 from scripts.compare.table import table
 
@@ -37,7 +37,7 @@ PIP = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cp
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit code."""
     try:
-        compare = parse(Compare, PROGRAM, argv)
+        compare = parse(Compare, PROGRAM, argv).chosen()
         compare.check()
         if importlib.util.find_spec("torch") is None:
             raise ValueError(f"PyTorch is not installed; {PIP}")
@@ -62,32 +62,48 @@ def main(argv: Sequence[str] | None = None) -> int:
             from scripts.compare.torch_cuda import rows as on_the_gpu
 
             rows += on_the_gpu(compare.minutes)
+        return _report(compare, rows)
     except ValueError as error:
         return fail(PROGRAM, error)
-    return _report(compare, rows)
+    except BrokenPipeError:
+        raise  # whoever read the output has had enough of it: no error to tell
+    except OSError as error:
+        return fail(PROGRAM, unwritten(error))
+    except KeyboardInterrupt:
+        return fail(PROGRAM, "stopped; the rows so far are kept" if compare.json else "stopped", 130)
 
 
 def _compared(compare: Compare) -> list[dict[str, Any]]:
+    """The rows, each told and written as it lands."""
     from scripts.compare.session import Case, Session
     from scripts.compare.timing import timed
 
+    screen = console()
+    show(screen, "building the model on both sides …")
     session = Session(compare)
     rows: list[dict[str, Any]] = []
     cases: list[Case] = []
-    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), transient=True) as progress:
-        task = progress.add_task("", total=None)
+    bar = (TextColumn("{task.description}", markup=False), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=screen, transient=True) as progress:
+        task = progress.add_task("", total=session.count)
+        start = time.monotonic()
         for case in session.cases():
-            if not isinstance(case, Case):
+            if isinstance(case, Case):
+                name = f"{case.name}: {case.line}"
+                progress.update(task, description=printable(name))
+                rows.append(session.row(case))
+                cases.append(case)
+            else:
+                name = f"{case['policy']}: {case['status']}"
                 rows.append(case)
-                continue
-            progress.update(task, description=escape(f"{case.name}: {case.line}"))
+            progress.advance(task)
+            took = f"{time.monotonic() - start:.0f} s"
+            show(screen, f"{len(rows)}/{session.count}  {name} ({took})", indent=6)
+            _write(compare, rows, whole=False)
             start = time.monotonic()
-            rows.append(session.row(case))
-            cases.append(case)
-            took = f"{case.name}: {case.line} ({time.monotonic() - start:.0f} s)"
-            progress.console.print(took, highlight=False, markup=False)
         if compare.steps:
             progress.update(task, description="time, interleaved")
+            show(screen, f"timing {compare.steps} steps of each …")
             times = timed(session, cases, compare.steps)
             rows = [row | times.get(row["pytorch"], {}) for row in rows]
     if compare.dropout:
@@ -95,27 +111,30 @@ def _compared(compare: Compare) -> list[dict[str, Any]]:
     return rows
 
 
+def _write(compare: Compare, rows: list[dict[str, Any]], *, whole: bool) -> None:
+    """The rows so far as JSON, ``whole`` once there are no more to come."""
+    from scripts.compare.rows import failed
+    from scripts.compare.versions import versions
+
+    if compare.json:
+        size = {"config": compare.config().to_dict(), "batch": compare.batch, "seq": compare.seq}
+        said = versions() | size | {"whole": whole, "failed": failed(rows), "rows": rows}
+        write_whole(compare.json, json.dumps(said, indent=1) + "\n")
+
+
 def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:
     from scripts.compare.rows import failed
     from scripts.compare.timing import said as times
-    from scripts.compare.versions import versions
 
-    said = {**versions(), "config": compare.config().to_dict(), "batch": compare.batch, "seq": compare.seq}
-    wrong = failed(rows)
+    _write(compare, rows, whole=True)
+    screen, wrong = console(), failed(rows)
     title = f"JAX | PyTorch, {compare.family}, {compare.layers} layers, b={compare.batch} s={compare.seq}"
-    console().print(table(rows, title))
-    for note in dict.fromkeys(row["differs"] for row in rows if "jax_spec" in row):
-        console().print(note, highlight=False)
+    screen.print(table(rows, title))
+    show(screen, *dict.fromkeys(row["differs"] for row in rows if row.get("jax_spec")))
     if compare.steps:
-        console().print(times(rows), highlight=False)
-    if compare.json:
-        text = json.dumps({**said, "failed": wrong, "rows": rows}, indent=1)
-        try:
-            write_whole(compare.json, text + "\n")
-        except OSError as error:
-            return fail(PROGRAM, unwritten(error))
+        show(screen, times(rows))
     for line in wrong:
-        print(f"{PROGRAM}: must hold and doesn't: {line}", file=sys.stderr)
+        fail(PROGRAM, f"must hold and doesn't: {line}")
     return 1 if wrong else 0
 
 

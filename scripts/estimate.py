@@ -1,9 +1,9 @@
-"""What a training step needs, in closed form: the ledger of one policy, or a line a policy, and what would make it fit.
+"""What a training step needs, in formulas: the ledger of one policy, or a line a policy, and what would make it fit.
 
     python scripts/estimate.py --model llama3-8b --batch 1 --seq 8192 --hbm 80GiB --policies all
 
-Nothing is traced, compiled or run, and JAX isn't loaded. Exit codes: 0 done; 2 something that the user can put right,
-said in one line.
+The step is traced with letters for its sizes; nothing is compiled or run. Exit codes: 0 done; 1 with --hbm: nothing
+fits; 2 something that the user can put right, said in one line.
 """
 
 import json
@@ -18,15 +18,18 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import policies
 from jremat.command.line import fail, parse, run, unwritten, warn
 from jremat.estimate import textbook
 from jremat.estimate.fit import Way, ways_to_fit
-from jremat.estimate.hardware import CHIPS
 from jremat.policy.files import write_whole
-from jremat.report.tables import console, human
+from jremat.report import tables
+from jremat.report.ledger import of_ledger
+from jremat.report.tables import human
+from jremat.report.text import printable
 from scripts.estimating.config import Asked, Estimate, understood, zoo
-from scripts.estimating.tables import Counted, fit_word, of_beside, of_ledger, of_policies, of_ways
+from scripts.estimating.tables import Counted, fit_word, of_beside, of_policies, of_ways
+from scripts.flags import read_bytes
+from scripts.startup import start_jax
 
 PROGRAM = "estimate"
 
@@ -36,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         flags = parse(Estimate, PROGRAM, argv)
         asked = understood(flags)
-        hbm_bytes = device_memory(flags.hbm) if flags.hbm else None
+        start_jax()
+        hbm_bytes = read_bytes("hbm", flags.hbm)
         counted, refused = count(asked)
         ways = () if hbm_bytes is None else ways_for(asked, counted, hbm_bytes)
         beside = textbook.beside(asked.run.config, asked.run.batch, asked.run.seq) if flags.textbook else ()
@@ -53,19 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(PROGRAM, remark)
     show(asked, counted, refused, ways, hbm_bytes)
     if beside:
-        console().print(of_beside(beside))
+        tables.console().print(of_beside(beside))
     for path in drawn:
-        print(f"picture {path}")
-    return 0
-
-
-def device_memory(text: str) -> int:
-    """Bytes of ``80GiB``, or of a chip by name.
-
-    >>> device_memory("80GiB") // 2**30, device_memory("h200") // 2**30
-    (80, 139)
-    """
-    return CHIPS[text].hbm_bytes if text in CHIPS else policies.parse_bytes(text)
+        print(printable(f"picture {path}"))
+    return 0 if hbm_bytes is None or any(ledger.peak_bytes <= hbm_bytes for _, ledger in counted) else 1
 
 
 def count(asked: Asked) -> tuple[list[Counted], list[str]]:
@@ -97,7 +92,7 @@ def show(
     asked: Asked, counted: Sequence[Counted], refused: Sequence[str], ways: Sequence[Way], hbm_bytes: int | None
 ) -> None:
     """Print the tables."""
-    out = console()
+    out = tables.console()
     run, config = asked.run, asked.run.config
     devices = run.parallel.devices
     title = (
@@ -108,20 +103,20 @@ def show(
         ((policy, ledger),) = counted
         out.print(of_ledger(ledger, f"{title}, {policy.spec}"))
         share = 100 * ledger.recompute_flops / ledger.forward_flops
-        print(f"peak {human(ledger.peak_bytes)} at the {ledger.peak_moment}; recomputed {share:.1f}% of the forward")
-        for assumption in ledger.assumptions:
-            print(f"assumes: {assumption}")
+        peak = f"peak {human(ledger.peak_bytes)} in the {ledger.peak_phase}"
+        tables.show(out, f"{peak}; recomputes {share:.1f}% of the forward's matmul FLOPs")
+        tables.show(out, *(f"assumes: {assumption}" for assumption in ledger.assumptions), indent=9)
         if hbm_bytes is not None:
-            print(f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
+            tables.show(out, f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
     else:
         out.print(of_policies(counted, title, hbm_bytes))
     if refused:
         names = ", ".join(reason.partition(": ")[0].strip("'") for reason in refused)
-        print(f"left out, since they speak of what this block doesn't have: {names}")
+        tables.show(out, f"left out, since they name what this block doesn't have: {names}", indent=4)
     if ways:
         out.print(of_ways(ways, least(counted)[0].spec))
     elif hbm_bytes is not None and all(ledger.peak_bytes > hbm_bytes for _, ledger in counted):
-        print("no change that is tried here makes it fit")
+        tables.show(out, "no change that is tried here makes it fit")
 
 
 def write(
@@ -154,7 +149,7 @@ def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:
     from scripts.estimating import pictures  # Matplotlib takes a second to load
 
     title = f"{asked.name}, batch {asked.run.batch}, {asked.run.config.attention} attention"
-    return pictures.draw(pictures.peaks(asked.run, asked.chosen), title, hbm_bytes, flags.out)
+    return pictures.draw(pictures.peaks(asked.run, asked.chosen), title, hbm_bytes, flags.plot or Path("estimates"))
 
 
 if __name__ == "__main__":

@@ -44,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Planning) -> int:
     from jremat.measure import CompileError, TargetError, target
+    from jremat.measure.targets import require_plugin
     from jremat.plan.result import DoesNotFit
-    from jremat.report.tables import console
+    from jremat.report.tables import console, show
+    from jremat.report.text import printable
     from scripts.benchmark.build import config_of
     from scripts.planning.command import how_to_run
     from scripts.planning.question import ask, batches, largest, seqs
@@ -56,7 +58,10 @@ def _run(flags: Planning) -> int:
     begin = cache(lambda: say(PROGRAM, f"planning {case.model} for {case.target} …"))
     told: dict[str, Any] = {"begin": begin, "drop": cache(lambda problem: warn(PROGRAM, problem))}
     try:
-        devices, config = target(case.target).num_devices, config_of(case)
+        kind, config = target(case.target), config_of(case)
+        if flags.compiles:
+            require_plugin(kind)  # before the search, which takes its time
+        devices = kind.num_devices
         if flags.largest_batch:
             answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **told)
             sizes = [of_sizes(tried, "batch")]
@@ -82,19 +87,18 @@ def _run(flags: Planning) -> int:
     pictures = _draw(answer, flags.plot) if flags.plot else []
     for table in (*sizes, of_kept(answer), of_frontier(answer)):
         out.print(table)
-    print(_summary(flags, answer))
+    show(out, *_summary(flags, answer).splitlines(), indent=4)
     if saved:
-        print(f"saved; {how_to_run(answer, saved.spec)}")
-    elif "planned values" in answer.plan.policy.spec:
-        print("some of its values bear no name: --out plan.json saves it, for --policy plan:plan.json")
+        print(printable(f"saved; {how_to_run(answer, saved.spec)}"))
+    elif answer.plan.needs_file:
+        show(out, "some of its values have no name: --out plan.json saves it, for --policy plan:plan.json")
     for path in pictures:
-        print(f"picture {path}")
+        print(printable(f"picture {path}"))
     return 0
 
 
 def _summary(flags: Planning, answer: Any) -> str:
     """The plan in three lines."""
-    from jremat.plan.result import readable
     from jremat.report.tables import human
 
     plan, case = answer.plan, answer.case
@@ -104,7 +108,7 @@ def _summary(flags: Planning, answer: Any) -> str:
     speed = f", {answer.tokens_per_second:,.0f} tokens/s modelled" if answer.tokens_per_second else ""
     return (
         f"{case.model}, batch {case.batch} × {answer.tokens // case.batch} tokens on {case.target}: "
-        f"{readable(plan.policy.spec)}\n"
+        f"{plan.policy.spec}\n"
         f"peak {shown}{host}, predicted {human(plan.predicted_peak_bytes)}; of {human(plan.hbm_bytes)} "
         f"less {plan.margin:.0%}; {plan.compiles} compile{'s' * (plan.compiles != 1)}\n"
         f"recomputes {plan.recompute_share:.1%} of the layers' forward matmul FLOPs{step}{speed}"
@@ -112,7 +116,7 @@ def _summary(flags: Planning, answer: Any) -> str:
 
 
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
-    """The changes that the closed form says would make it fit."""
+    """The changes of which an estimate says that they would make it fit."""
     from jremat.estimate.fit import Run, ways_to_fit
     from jremat.estimate.parallel import Parallel
     from scripts.benchmark.build import config_of, seq_of
@@ -128,10 +132,10 @@ def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     leanest = error.leanest
     ways = ways_to_fit(run, int(leanest.hbm_bytes * (1 - leanest.margin)), zoo())
     if ways:
-        print("in the flags of scripts/estimate.py, by its closed form:")
+        print("in the flags of scripts/estimate.py, by its estimate:")
         out.print(of_ways(ways, "full"))
     else:
-        print("no change that the closed form tries makes it fit")
+        print("no change that is tried makes it fit")
 
 
 def _figures(answer: Any) -> dict[str, Any]:

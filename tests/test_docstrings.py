@@ -40,15 +40,15 @@ SOURCES = {
     "jremat.transform.revolve.binomial": "Griewank and Walther 2000",
     "jremat.transform.revolve.binomial_steps": "Griewank and Walther 2000",
     "jremat.transform.revolve.multi_level": "Pringle",
-    "models.attention.blockwise": "Dao et al. 2022",
-    "models.attention.dot": "Vaswani et al. 2017",
-    "models.layers.dropout": "Srivastava et al. 2014",
-    "models.layers.gelu": "Hendrycks and Gimpel 2016",
-    "models.layers.layer_norm": "Ba et al. 2016",
-    "models.layers.rms_norm": "Zhang and Sennrich 2019",
-    "models.layers.rope": "Su et al. 2021",
-    "models.layers.silu": "Elfwing et al. 2017",
-    "models.layers.swiglu": "Shazeer 2020",
+    "jremat.estimate.decoder.attention.blockwise": "Dao et al. 2022",
+    "jremat.estimate.decoder.attention.dot": "Vaswani et al. 2017",
+    "jremat.estimate.decoder.layers.dropout": "Srivastava et al. 2014",
+    "jremat.estimate.decoder.layers.gelu": "Hendrycks and Gimpel 2016",
+    "jremat.estimate.decoder.layers.layer_norm": "Ba et al. 2016",
+    "jremat.estimate.decoder.layers.rms_norm": "Zhang and Sennrich 2019",
+    "jremat.estimate.decoder.layers.rope": "Su et al. 2021",
+    "jremat.estimate.decoder.layers.silu": "Elfwing et al. 2017",
+    "jremat.estimate.decoder.layers.swiglu": "Shazeer 2020",
 }
 """What is made after a paper or another system's code, with what its ``Source:`` names."""
 
@@ -137,7 +137,7 @@ def test_what_is_exported_says_what_it_takes_returns_and_raises_and_shows_it(nam
 
 def test_data_that_is_exported_is_said_to_be_so():
     data = {name: face(name) for name in EXPORTED if name not in FACES}
-    assert set(data) == {"jremat.FAMILIES", "jremat.FULL", "jremat.NONE"}
+    assert set(data) == {"jremat.FAMILIES", "jremat.FULL", "jremat.NONE", "policies.PolicyLike"}
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -45,11 +45,13 @@ ALLOWED = {
     "models": {"jremat.policy", "jremat.estimate"},
 }
 # A request is data, its fulfilment the planner's: the one arrow that points up. Schedules stand beside their executor,
-# but are data too, and the closed form counts their registers. Every command ends as `jremat.command.line` has it.
+# but are data too, and the closed form counts their registers. Every command ends as `jremat.command.line` has it, and
+# prints its tables as `jremat.report.tables` does.
 EXCEPTIONS = {
     ("jremat/policy/layers.py", "jremat.plan"),
     ("jremat/estimate/stack.py", "jremat.transform"),
     ("policies/__main__.py", "jremat.command"),
+    ("policies/__main__.py", "jremat.report"),
     ("policies/dictionaries/markdown.py", "jremat.command"),
 }
 # Where torch may be: the twin, the contexts that run policies (what they say is data without it) and the comparison.

@@ -18,6 +18,7 @@ belongs to a layer, since around a whole model it would make all layers again at
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 import jremat
@@ -33,8 +34,8 @@ X = jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32)
 # the rest again, and `save:up` keeps the values that are tagged "up" and makes the rest again.
 SPECS = ("none", "save:up", "full")
 
-# For the planner: a deeper stack, and what a device has for it, its weights and its gradients.
-DEEP, BUDGET_BYTES = 16, 120 * 2**20
+# For the planner: a deeper model, and what a device has for its whole training step.
+DEEP, VOCABULARY, BUDGET_BYTES = 16, 2048, 230 * 2**20
 
 
 # -- 1. A Linen module -------------------------------------------------------------------------------------------------
@@ -150,17 +151,38 @@ def misspelt() -> None:
         print(f"  {error}")
 
 
+def whole_step(policy):
+    """The whole training step of a language model under a policy, and the shapes of its arguments: what a device must
+    hold beside the layers counts too, the optimizer's state, the embedding and the logits among it."""
+    run, optimizer = jremat.stack(layer, policy, num_layers=DEEP), optax.adamw(1e-3)
+
+    def loss(parameters, tokens):
+        x = run(parameters["layers"], parameters["embedding"][tokens])
+        logits = x[:-1] @ parameters["embedding"].T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
+
+    def step(parameters, moments, tokens):
+        value, gradients = jax.value_and_grad(loss)(parameters, tokens)
+        updates, moments = optimizer.update(gradients, moments, parameters)
+        return optax.apply_updates(parameters, updates), moments, value
+
+    stacked = {name: jax.ShapeDtypeStruct((DEEP, *w.shape), w.dtype) for name, w in WEIGHTS.items()}
+    parameters = {"embedding": jax.ShapeDtypeStruct((VOCABULARY, WIDTH), jnp.float32), "layers": stacked}
+    moments = jax.eval_shape(optimizer.init, parameters)
+    shapes = parameters, moments, jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
+    return jax.jit(step, donate_argnums=(0, 1)), shapes
+
+
 def planned() -> None:
-    """Print the best plan for a deeper stack under a budget of bytes, and run it as any other policy."""
-    found = jremat.plan(layer, WEIGHTS, X, num_layers=DEEP, hbm_bytes=BUDGET_BYTES, target="cpu")
-    print(f"\nThe best for {DEEP} layers under {BUDGET_BYTES / 2**20:.0f} MiB, weights and gradients counted")
+    """Print the best plan for a deeper model under a budget of bytes, and run a step of it."""
+    found = jremat.plan(layer, WEIGHTS, X, num_layers=DEEP, hbm_bytes=BUDGET_BYTES, target="cpu", step=whole_step)
+    print(f"\nThe best for {DEEP} layers under {BUDGET_BYTES / 2**20:.0f} MiB, the whole step counted")
     print("  " + str(found).replace("\n", "\n  "))
-    run = jremat.stack(layer, found.policy, num_layers=DEEP)
-    weights = {name: 0.02 * jax.random.normal(jax.random.key(0), (DEEP, *w.shape)) for name, w in WEIGHTS.items()}
-    x = jax.random.normal(jax.random.key(1), X.shape)
-    loss, gradients = jax.jit(jax.value_and_grad(lambda w, x: jnp.mean(run(w, x) ** 2)))(weights, x)
-    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradients)))
-    print(f"  run: loss {loss:.3f}, norm of the gradients {norm:.3f}")
+    step, shapes = whole_step(found.policy)
+    parameters = jax.tree.map(lambda s: 0.02 * jax.random.normal(jax.random.key(0), s.shape, s.dtype), shapes[0])
+    tokens = jax.random.randint(jax.random.key(1), (TOKENS,), 0, VOCABULARY)
+    _, _, loss = step(parameters, optax.adamw(1e-3).init(parameters), tokens)
+    print(f"  run: loss {loss:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """What a lint says: the fault, where it stands, what it costs, and the cure."""
 
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from jremat.policy.shown import WIDTH
 
 if TYPE_CHECKING:
     from jremat.check.subject import Subject
@@ -43,7 +46,23 @@ class Finding:
         return " and ".join(parts) or "nothing that can be counted"
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message} [{self.rule}]; costs {self.cost}; cure: {self.cure}"
+        said = f"{self.place}: {self.message} [{self.rule}]; costs {self.cost}; cure: {self.cure}"
+        return "\n".join(textwrap.wrap(said, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+
+    __repr__ = __str__
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings that print one after the other.
+
+    >>> print(Findings())
+    no findings
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "no findings"
+
+    __repr__ = __str__
 
 
 def _bytes(count: int) -> str:

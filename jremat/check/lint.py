@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jremat.check.finding import Finding, Rule
+from jremat.check.finding import Finding, Findings, Rule
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
@@ -39,7 +39,7 @@ def lint(
     static_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
-) -> tuple[Finding, ...]:
+) -> Findings:
     """Mistakes in how ``f`` is rematted: each with its line, what it costs in bytes or FLOPs, and the cure.
 
     Nothing is run, and no name is guessed from: the rules read the traced program, its gradient, what it keeps, and the
@@ -92,7 +92,7 @@ def lint(
         except ValueError:  # a stack refuses a policy that matches nothing
             if not found:
                 raise
-    return tuple(dict.fromkeys(found))
+    return Findings(dict.fromkeys(found))
 
 
 def findings(subject: Subject, rules: Sequence[Rule]) -> tuple[Finding, ...]:

@@ -45,7 +45,7 @@ class Replay:
         values_rerun: how many of them remat made again.
 
     >>> print(Replay(True, True, 1e-5, 0.0, None, values_compared=12, values_rerun=3))
-    equal bit for bit: 12 values compared, 3 of them made again by remat
+    equal bit for bit: 12 values compared, 3 of them recomputed
     """
 
     equal: bool
@@ -57,12 +57,14 @@ class Replay:
     values_rerun: int
 
     def __str__(self) -> str:
-        rerun = f"{self.values_compared:,} values compared, {self.values_rerun:,} of them made again by remat"
+        rerun = f"{self.values_compared:,} values compared, {self.values_rerun:,} of them recomputed"
         if self.first_difference is not None:
             return f"not equal: {self.first_difference} differs first; {rerun}"
         if self.bitwise:
             return f"equal bit for bit: {rerun}"
         return f"equal to {self.tolerance:.1e}, the largest difference {self.largest_difference:.1e}: {rerun}"
+
+    __repr__ = __str__
 
 
 def replay(

@@ -10,6 +10,7 @@ from jremat.command.line import fail, parse, unwritten
 from jremat.command.output import Output, Subject, present
 
 PROGRAM = "jremat explain"
+Optional = Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Explain:
 
     function: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FUNCTION")]]
     """package.module:function or file.py:function."""
-    policy: str = ""
+    policy: Optional = None
     """Under which it is explained; `python -m policies` lists the specs. Without one: as it is."""
-    against: str = ""
+    against: Optional = None
     """A second policy: what changes from the first to it."""
-    args: tuple[str, ...] = ()
+    args: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ARG …", help_behavior_hint="(optional)")] = ()
     """Its arguments: dtype[shape] for an array, `key` for a random key, Python's spelling for pytrees and the rest."""
     layers: int = 0
     """Layers of a stack of which the function is one; 0: the function alone."""
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
+        try:
+            as_written(f, args, kwargs)
+        except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+            return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
         subject = under(flags, flags.policy, f, args, kwargs)
         against = under(flags, flags.against, f, args, kwargs) if flags.against else None
         present(subject, against, flags.output)
@@ -61,12 +66,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise  # whoever read the output has had enough of it: no error to tell
     except OSError as error:
         return fail(PROGRAM, unwritten(error))
-    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
-        return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
     return 0
 
 
-def under(flags: Explain, spec: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
+def as_written(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Trace the function's gradient by itself: what this raises is the function's own, whatever comes later is not."""
+    from jremat.command.step import gradient_step
+    from jremat.graph.arguments import take_apart
+    from jremat.graph.trace import capture
+
+    step, step_args = gradient_step(f, args, kwargs)
+    capture(take_apart(step, step_args, {}))
+
+
+def under(
+    flags: Explain, spec: str | None, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Subject:
     """The function under one policy: alone, or as a stack.
 
     Raises:

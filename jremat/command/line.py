@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from jremat.report.text import printable
+
 T = TypeVar("T")
 STDOUT = "standard output"
 _DEAF = ("_xla_gc_callback", "cb")  # JAX's and the import locks' callbacks, from which no exception gets out
@@ -194,11 +196,11 @@ def warn(program: str, message: object) -> None:
 
 def say(program: str, message: object) -> None:
     """Say in one line on stderr what takes its time now."""
-    _print(f"{program}: {message}")
+    _print(f"{program}: {printable(str(message))}")
 
 
 def _say(program: str, kind: str, message: object) -> None:
-    _print(f"{program}: {kind}: {' '.join(str(message).split())}")
+    _print(f"{program}: {kind}: {printable(' '.join(str(message).split()))}")
 
 
 def _print(line: str) -> None:
@@ -232,11 +234,14 @@ def one_line(box: str, flags: Sequence[str] = ()) -> str:
 
 def _flags(config: Any) -> list[str]:
     """Every flag of a dataclass, those of its nested dataclasses included."""
-    hints = typing.get_type_hints(config)
+    hints = typing.get_type_hints(config, include_extras=True)
     found: list[str] = []
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(hints[field.name]):
             found += _flags(hints[field.name])
-        else:
-            found.append("--" + field.name.replace("_", "-"))
+            continue
+        said = getattr(hints[field.name], "__metadata__", ())
+        names = [name for one in said if (name := getattr(one, "name", None))] or [field.name]
+        found += ["--" + name.replace("_", "-") for name in names]
+        found += [alias for one in said for alias in getattr(one, "aliases", None) or ()]
     return found

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from jremat.report.page import Told
 
 Files = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+Json = Annotated[
+    Path | None,
+    tyro.conf.arg(metavar="FILE", help="Write every figure there, as JSON.", help_behavior_hint="(optional)"),
+]
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,7 @@ class Output:
     """A row for small values too."""
     lint: bool = False
     """Look for mistakes that users make with remat, each with its place, cost and cure."""
-    json: Files = None
-    """Write every figure there."""
+    json: Json = None
     html: Files = None
     """Write one page there: the tables and what is alive at every moment of the step. It needs nothing else."""
 
@@ -80,7 +83,7 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
     """Explain one subject, or two side by side, on stdout and in the files asked for."""
     from jremat.report import explained
     from jremat.report.page import page
-    from jremat.report.tables import console, human
+    from jremat.report.tables import console, human, show
     from jremat.report.timeline import said
 
     told, other = tell(subject), None if against is None else tell(against)
@@ -96,16 +99,19 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
         write_whole(output.html, page(subject.title, told, other, findings))
     screen = console()
     screen.print(explained.of_values(found, f"{subject.title}, {told.name}", every=output.all))
-    print("\n".join(explained.totals(found)))
-    print(f"peak         {human(told.timeline.peak_bytes)} predicted: {said(told.timeline)}")
+    show(screen, *explained.totals(found), indent=13)
+    show(screen, f"peak         {human(told.timeline.peak_bytes)} predicted: {said(told.timeline)}", indent=13)
     if any(row.layers for row in found):
-        screen.print(explained.of_segments(found, f"\n{told.name}, segment by segment"))
+        show(screen, "")
+        screen.print(explained.of_segments(found, f"{told.name}, segment by segment"))
     if other is not None:
-        screen.print(explained.of_changes(found, other.found, f"\nwhat changes from {told.name} to {other.name}"))
+        show(screen, "")
+        screen.print(explained.of_changes(found, other.found, f"what changes from {told.name} to {other.name}"))
     if output.lint:
-        print("\n".join(map(str, findings)) if findings else "lint: nothing found")
+        lines = [line for finding in findings for line in str(finding).splitlines()] or ["lint: nothing found"]
+        show(screen, *lines, indent=4)
     if output.html:
-        print(f"page         {output.html}")
+        show(screen, f"page         {output.html}", indent=13)
 
 
 def tell(subject: Subject) -> "Told":

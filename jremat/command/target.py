@@ -78,7 +78,9 @@ def what(error: BaseException) -> str:
 _OURS = str(Path(__file__).parents[1])
 
 
-def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def called(
+    found: Any, place: str, texts: Sequence[str], letters: bool = False
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """The function to explain and its arguments.
 
     With ``texts`` they are the arguments of ``found``. Without, ``found`` takes none and returns ``(f, args)`` or
@@ -89,6 +91,7 @@ def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., 
         found: what was named.
         place: its name, for messages.
         texts: of ``--args``.
+        letters: whether sizes may be letters.
 
     Raises:
         ValueError: no function; arguments missing; something else returned.
@@ -96,7 +99,7 @@ def called(found: Any, place: str, texts: Sequence[str]) -> tuple[Callable[..., 
     if not callable(found):
         raise ValueError(f"function: expected a function at {place}, got {type(found).__name__}")
     if texts:
-        args, kwargs = read_arguments(texts)
+        args, kwargs = read_arguments(texts, letters)
         return _fixed(found, args, kwargs)
     needed = _required(found)
     if needed:

@@ -1,109 +1,116 @@
-"""What one device holds beside its share because arrays are gathered, summed or cut over devices.
+"""What one device holds beside its share of the program because arrays are gathered, summed or cut over devices.
 
 Read from steps that XLA compiled for eight H200s, arrays cut by named shardings along their longest axis;
 ``benchmarks/estimate_peak_devices.py`` measures what is left over.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from jremat.estimate.block import Tensor, item_bytes
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import Line, Moment
+from jremat.estimate.ledger import Line, Phase
 from jremat.estimate.parallel import Parallel
+from jremat.graph.letters import Numbers
 
 ASSUMPTIONS = (
     "what is shared out is cut along its longest axis; of a weight cut elsewhere than along its first axis a copy is "
     "made for the gather",
     "weights are gathered a layer at a time, in the compute dtype; other buffers of collectives are not counted",
 )
-_BACKWARD: tuple[Moment, ...] = ("mlp", "attention")
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_LAYERS: tuple[Phase, ...] = ("recompute", "backward")
+Beside = Iterator[tuple[Line, tuple[str, ...]]]
+"""Lines, each with the spans (``Timeline.spans``) in which it is alive."""
 
 
-def gathered(
-    config: TransformerConfig,
-    parallel: Parallel,
-    sizes: Mapping[str, int],
-    recomputed: Iterable[Tensor],
-    held: int,
-    moments: int,
-    head_last: bool,
-) -> Iterable[Line]:
-    """Lines beside the ledger's shares; all of part ``layer``.
+@dataclass(frozen=True)
+class Spread:
+    """A run on several devices.
 
     Args:
         config, parallel: of the run.
-        sizes: the value of every symbol.
-        recomputed: of one layer, what its backward pass makes again.
-        held: parameters on the device, ZeRO left out.
-        moments: running means a parameter.
-        head_last: the head's gradient is taken after the layers'.
+        own: sizes of one device.
+        chunk: positions whose logits are alive at a time.
+        num_params: on the device, ZeRO left out.
+        shares_moments: whether the optimizer has a state that replicas can share out.
+        projects_again: whether attention's keys and values are recomputed from their matmuls.
     """
-    p, item = parallel, item_bytes("param", config)
-    shares = p.zero == 2 or (p.zero == 1 and moments > 0)
-    if shares:
-        # Each replica updates its share of the weights; then all of them are gathered, into memory of their own.
-        yield _line("updates, this device's share", item * -(-held // p.data), f"{item}·P", ("P",), ("update",))
-        yield _line("weights updated, gathered", item * held, f"{item}·P", ("P",), ("update",))
-    if p.zero == 1:
-        yield _line("gradients, this device's share", item * -(-held // p.data), f"{item}·P", ("P",), ("update",))
-    if config.tied_embeddings and (p.sequence or (p.zero >= 2 and p.tensor == 1)):
-        # XLA adds the embedding's part before it sums over devices, so until then the whole table is there.
-        whole = item * sizes["v"] * sizes["h"]
-        # Or it isn't yet, and the logits' gradient waits for it.
-        waits = item_bytes("compute", config) * math.prod(sizes[axis] for axis in "bsv") // p.divisor("bsv")
-        more = whole - (waits if head_last else whole // (p.tensor if p.sequence else p.data))
-        alive: tuple[Moment, ...] = ("turn", *_BACKWARD)
-        if more > 0:
-            yield _line("gradient of the tied table, whole", more, f"{item}·v·h", ("v", "h"), alive)
-    if p.zero >= 3:
-        if not any(_is_weight(tensor) for tensor in recomputed):  # else they are told among what is made again
-            size = item_bytes("compute", config)
-            layer = size * (config.block_params() // p.tensor)
-            yield _line("weights of one layer, gathered", layer, f"{size}·P_blocks/L", ("P",), _BACKWARD)
-        across = config.num_layers * _cut_across(config, p) * item // (p.tensor * p.data)
-        if across:
-            yield _line(
-                "weights laid out for the gather", across, f"{item}·L·(..)", ("L",), ("loss", "turn", *_BACKWARD)
-            )
-    if p.tensor > 1:
-        count = _streams(config, p, recomputed)
-        stream = item_bytes("compute", config) * math.prod(sizes[axis] for axis in "bsh")
-        size = stream // (p.data * p.context)
-        alive = ("mlp",)
-        yield _line("stream, gathered or in partial sums", count * size, f"2·{count}·b·s·h", ("b", "s", "h"), alive)
+
+    config: TransformerConfig
+    parallel: Parallel
+    own: Numbers
+    chunk: int | None
+    num_params: int
+    shares_moments: bool
+    projects_again: bool
+
+    def lines(self) -> Beside:
+        """All of them."""
+        yield from self._updates()
+        yield from self._gathered()
+        yield from self._streams()
+
+    def _updates(self) -> Beside:
+        """Each replica updates its share of the weights; then all of them are gathered, into memory of their own."""
+        p, item = self.parallel, ITEM_BYTES[self.config.param_dtype]
+        whole, share = item * self.num_params, item * -(-self.num_params // p.data)
+        if p.zero == 2 or (p.zero == 1 and self.shares_moments):
+            yield _line("updates, this device's share", share, f"{item}·P"), ("update",)
+            yield _line("weights updated, gathered", whole, f"{item}·P"), ("update",)
+        if p.zero == 1:
+            yield _line("gradients, this device's share", share - whole, f"{item}·P"), ("update",)
+
+    def head_bytes(self) -> int:
+        """What of the head is there at least while the layers' backward pass runs.
+
+        The head's gradient, where it is summed over devices before it is shared out, comes after the layers'. Until
+        then the logits' gradient waits for it; or, where embedding and head are one table, XLA adds the embedding's
+        part before it sums over devices, and the whole table is there.
+        """
+        c, p, own = self.config, self.parallel, self.own
+        logits = ITEM_BYTES[c.compute_dtype] * own["b"] * own["s"] * own["v"] // p.split("bsv")
+        waits = logits if self.chunk is None and (p.sequence or (p.zero > 0 and p.tensor == 1)) else 0
+        whole = c.tied_embeddings and (p.sequence or (p.zero >= 2 and p.tensor == 1))
+        return max(waits, ITEM_BYTES[c.param_dtype] * c.vocab_size * c.hidden * whole)
+
+    def _gathered(self) -> Beside:
+        c, p = self.config, self.parallel
+        if p.zero < 3:
+            return
+        size, item = ITEM_BYTES[c.compute_dtype], ITEM_BYTES[c.param_dtype]
+        layer = size * (c.block_params() // p.tensor)
+        yield _line("weights of one layer, gathered", layer, f"{size}·P/L"), _LAYERS
+        across = c.num_layers * self._cut_across() * item // (p.tensor * p.data)
+        yield _line("weights laid out for the gather", across, f"{item}·L·(..)"), ("forward", *_LAYERS)
+
+    def _cut_across(self) -> int:
+        """Parameters of one layer's matrices whose longest axis that tensor parallelism leaves isn't their first.
+
+        Of [h, f] the second where it is longer; of attention's output [n, d, h] the last.
+        """
+        c, tensor = self.config, self.parallel.tensor
+        wide = (2 if c.mlp == "swiglu" else 1) * c.hidden * c.mlp_hidden
+        out = c.heads * c.head_dim * c.hidden
+        across = wide if c.mlp_hidden > c.hidden and tensor == 1 else 0
+        return across + (out if c.hidden > max(c.heads if tensor == 1 else 0, c.head_dim) else 0)
+
+    def _streams(self) -> Beside:
+        """Whole streams that collectives read or write in the MLP's backward pass.
+
+        Its input's gradient is a partial sum on each device, of gate and up one each, which are added before the
+        devices' are. Where the sequence is split too, the MLP's input and its output's gradient are gathered, and if
+        attention's projections are recomputed, so is theirs, as it comes and laid out anew, and the sum is laid out
+        before it is split.
+        """
+        c, p, own = self.config, self.parallel, self.own
+        if p.tensor == 1:
+            return
+        count = 2 if c.mlp == "swiglu" else 1
+        if p.sequence:
+            count += 2 + 3 * self.projects_again
+        size = ITEM_BYTES[c.compute_dtype] * own["b"] * own["s"] * c.hidden // p.context
+        yield _line("stream, gathered or in partial sums", count * size, f"{2 * count}·b·s·h"), ("mlp",)
 
 
-def _streams(config: TransformerConfig, parallel: Parallel, recomputed: Iterable[Tensor]) -> int:
-    """Whole streams that collectives read or write in the MLP's backward pass.
-
-    Its input's gradient is a partial sum on each device, of gate and up one each, which are added before the devices'
-    are. Where the sequence is split too, the MLP's input and its output's gradient are gathered, and if attention's
-    projections are made again, so is theirs, as it comes and laid out anew, and the sum is laid out before it is split.
-    """
-    partial = 2 if config.mlp == "swiglu" else 0
-    if not parallel.sequence:
-        return partial
-    again = any(tensor.id == "query.dot" for tensor in recomputed)
-    return max(partial, 1) + 2 + 3 * again
-
-
-def _line(name: str, nbytes: int, formula: str, scales: tuple[str, ...], alive: tuple[Moment, ...]) -> Line:
-    return Line("layer", name, nbytes, nbytes, formula, scales, alive)
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is made from parameters alone, so that all replicas make the same."""
-    return tensor.primitive == "convert_element_type" and "s" not in tensor.axes
-
-
-def _cut_across(config: TransformerConfig, parallel: Parallel) -> int:
-    """Parameters of one layer's matrices whose longest axis that tensor parallelism leaves isn't their first.
-
-    Of [h, f] the second where it is longer; of attention's output [n, d, h] the last.
-    """
-    c = config
-    wide = (2 if c.mlp == "swiglu" else 1) * c.hidden * c.mlp_hidden
-    out = c.heads * c.head_dim * c.hidden
-    across = wide if c.mlp_hidden > c.hidden and parallel.tensor == 1 else 0
-    return across + (out if c.hidden > max(c.heads if parallel.tensor == 1 else 0, c.head_dim) else 0)
+def _line(name: str, nbytes: int, formula: str) -> Line:
+    return Line("other", name, nbytes, nbytes, formula)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import Ledger
+from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
-from jremat.estimate.transformer import Optimizer, estimate
 from jremat.policy.layers import LayerPlan
 from jremat.policy.policy import FULL, Policy
 
@@ -33,7 +32,9 @@ class Run:
 
     def ledger(self) -> Ledger:
         """Its ledger."""
-        return estimate(**vars(self))
+        from jremat.estimate.transformer import estimate  # loads JAX, which no flag needs
+
+        return estimate(self.config, **{name: value for name, value in vars(self).items() if name != "config"})
 
 
 @dataclass(frozen=True)

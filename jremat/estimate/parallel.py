@@ -1,6 +1,6 @@
 """How a training run is spread over devices, and what of an array or a parameter one device then holds."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -22,7 +22,7 @@ class Parallel:
         sequence: whether these split the sequence where heads and width aren't split: norms, dropout, the residual
             stream (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
         context: devices that split the sequence everywhere, attention's queries included.
-        pipeline: stages, equally many layers each, under the 1F1B schedule.
+        pipeline: stages under the 1F1B schedule; layers that they don't divide stand on the first.
         interleave: chunks of layers a stage; above 1 the interleaved schedule (Narayanan et al. 2021, section 2.2).
 
     >>> Parallel(data=2, tensor=4).devices
@@ -71,31 +71,69 @@ class Parallel:
             raise ValueError(
                 f"pipeline: expected at most num_layers={config.num_layers} chunks of layers, got {self.chunks}"
             )
-        parts = (
-            ("data", self.data, "batch", batch),
-            ("tensor", self.tensor, "heads", config.heads),
-            ("tensor", self.tensor, "kv_heads", config.kv_heads),
-            ("tensor", self.tensor, "mlp_hidden", config.mlp_hidden),
-            ("context", self.context, "seq", seq),
-            ("sequence", self.tensor * self.context if self.sequence else 1, "seq", seq),
-            ("pipeline", self.chunks, "num_layers", config.num_layers),
-        )
-        for name, degree, what, size in parts:
-            if size % degree:
-                raise ValueError(f"{name}: expected a divisor of {what}={size}, got {degree}")
+        if config.heads % self.tensor:
+            raise ValueError(f"tensor: expected a divisor of heads={config.heads}, got {self.tensor}")
+        self.check_sizes({"b": batch, "m": config.kv_heads, "f": config.mlp_hidden, "s": seq})
 
-    def divisor(self, axes: Iterable[str]) -> int:
-        """Devices that share an activation of these axes (symbols as of ``jremat.estimate.block``).
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """The same of sizes by their letter.
 
-        >>> Parallel(tensor=8).divisor(("b", "s", "h")), Parallel(tensor=8).divisor(("b", "s", "f"))
-        (1, 8)
+        Raises:
+            ValueError: the first degree that doesn't divide its size, or that has none to divide.
         """
-        axes = tuple(axes)
-        parts = self.data if "b" in axes else 1
-        parts *= self.context if "s" in axes else 1  # of scores [.., s, s] the queries are split
-        if _SPLIT_BY_TENSOR & set(axes):
-            return parts * self.tensor
-        return parts * (self.tensor if self.sequence and "s" in axes else 1)
+        names = {"b": "batch", "s": "seq", "m": "kv_heads", "f": "mlp_hidden", "n": "heads"}
+        parts = (
+            ("data", self.data, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
+            ("tensor", self.tensor, "f"), ("context", self.context, "s"),
+            ("sequence", self.tensor * self.context if self.sequence else 1, "s"),
+        )  # fmt: skip
+        for name, degree, letter in parts:
+            if sizes.get(letter, degree) % degree:
+                raise ValueError(f"{name}: expected a divisor of {names[letter]}={sizes[letter]}, got {degree}")
+        for name, degree, letters in (
+            ("data", self.data, "b"),
+            ("tensor", self.tensor, "nmf"),
+            ("context", self.context, "s"),
+        ):
+            if degree > 1 and not set(letters) & sizes.keys():
+                raise ValueError(f"{name}: no size is called {' or '.join(letters)}, which is what it splits")
+
+    def layers_on(self, stage: int, num_layers: int) -> int:
+        """Layers of a stage; where the chunks don't divide them, the first chunks have one more.
+
+        >>> [Parallel(pipeline=8).layers_on(stage, 28) for stage in range(8)]
+        [4, 4, 4, 4, 3, 3, 3, 3]
+        """
+        each, more = divmod(num_layers, self.chunks)
+        return sum(each + (chunk < more) for chunk in range(stage, self.chunks, self.pipeline))
+
+    def shares(self, numbers: Mapping[str, int]) -> Mapping[str, int]:
+        """The sizes that one device has of whole axes: its part of the batch, of heads, MLP width and vocabulary.
+
+        >>> Parallel(data=2, tensor=4).shares({"b": 8, "m": 4, "f": 64, "h": 16})
+        {'b': 4, 'm': 1, 'f': 16, 'h': 16}
+        """
+        by = {"b": self.data, **dict.fromkeys(_SPLIT_BY_TENSOR, self.tensor)}
+        return {name: -(-size // by.get(name, 1)) for name, size in numbers.items()}
+
+    def split(self, letters: Collection[str]) -> int:
+        """Devices that share the sequence of an array with these axes; of scores [.., s, s] the queries are split.
+
+        >>> Parallel(tensor=8, sequence=True).split("bsh"), Parallel(tensor=8, sequence=True).split("bsf")
+        (8, 1)
+        """
+        if "s" not in letters:
+            return 1
+        whole = not _SPLIT_BY_TENSOR & set(letters)
+        return self.context * (self.tensor if self.sequence and whole else 1)
+
+    def shared(self, role: str) -> bool:
+        """Whether the replicas share out buffers of this role (``jremat.estimate.timeline.Role``)."""
+        return self.zero >= {"weights": 3, "casts": 3, "gradients": 2, "optimizer state": 1}.get(role, 4)
+
+    def copies_in_flight(self, stage: int) -> float:
+        """Micro-batches whose activations ``stage`` holds at once, in units of all its layers."""
+        return self.in_flight(stage) / self.interleave
 
     def in_flight(self, stage: int) -> int:
         """Chunks whose activations ``stage`` holds at once, given enough micro-batches.

@@ -1,6 +1,6 @@
 """The papers' own counting: what a layer keeps in 16-bit PyTorch as of 2022, to reproduce their numbers under its name.
 
-A JAX program keeps something else: dropout masks are made again from a key, the softmax keeps its output alone, masks
+A JAX program keeps something else: dropout masks are recomputed from a key, the softmax keeps its output alone, masks
 are no arrays. ``beside`` puts the program's count for the same shapes next to the paper's.
 """
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from jremat.estimate.block import bytes_of, sizes_of
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.stack import everything
 from jremat.policy.counts import whole_number
+from jremat.policy.policy import NONE
 
 Technique = Literal[
     "no_parallelism", "tensor", "tensor_sequence", "tensor_selective", "tensor_sequence_selective", "full"
@@ -224,23 +223,50 @@ def every_k_lab(num_layers: int, every: int, layer_mb: float) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Beside:
-    """One tensor of a layer under the paper's count and under the program's, in bytes over b·s·h.
+    """One tensor of a layer under the paper's count and under the program's.
 
     Args:
         tensor: what it is.
-        textbook: 16-bit values and 1-byte masks, as the paper.
-        program: what the traced program keeps in the config's dtypes.
-        why: where they differ.
+        textbook, program: bytes in letters: 16-bit values and 1-byte masks as the paper; what the traced program keeps
+            in the config's dtypes. Heads times their width are written h, and the MLP's width 4h, as in the paper.
+        textbook_units, program_units: the same at the sizes, over b·s·h.
+        why: they differ, where they do.
     """
 
     tensor: str
-    textbook: float
-    program: float
+    textbook: str
+    program: str
+    textbook_units: float
+    program_units: float
     why: str = ""
 
 
+_MASK = "recomputed from its key"
+# The paper's terms (section 4.1), by what the program calls the tensor; and what explains a difference.
+_TERMS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+    ("attention's norm: input", "2*b*h*s", ("block_in", "input"), ""),
+    ("attention's norm: output", "2*b*h*s", ("attn_norm",), ""),
+    ("query", "2*b*h*s", ("query",), ""),
+    ("key", "2*b*h*s", ("key",), ""),
+    ("value", "2*b*h*s", ("value",), ""),
+    ("softmax's output", "2*b*n*s^2", ("attn_probs",), "a fused attention has none"),
+    ("softmax's dropout mask", "b*n*s^2", (), _MASK),
+    ("dropped probabilities", "2*b*n*s^2", ("attn_dropped",), "none where dropout is off or attention is fused"),
+    ("context", "2*b*h*s", ("attn_out", "attn_fused"), ""),
+    ("attention's dropout mask", "b*h*s", (), _MASK),
+    ("MLP's norm: input", "2*b*h*s", ("add",), ""),
+    ("MLP's norm: output", "2*b*h*s", ("mlp_norm",), ""),
+    ("GELU's input", "8*b*h*s", ("mlp_up",), ""),
+    ("GELU's output", "8*b*h*s", ("mlp_act",), ""),
+    ("MLP's dropout mask", "b*h*s", (), _MASK),
+    ("norms' statistics", "0", ("norm_stats",), "left out by the paper as small"),
+    ("log-sum-exp", "0", ("attn_lse",), "a fused attention's"),
+    ("dropout keys and positions", "0", ("random_fold_in", "iota"), "8 bytes a key"),
+)
+
+
 def beside(config: TransformerConfig, batch: int, seq: int) -> tuple[Beside, ...]:
-    """A GELU layer's kept tensors under both counts.
+    """A GELU layer's kept tensors under both counts, term by term.
 
     Args:
         config: with ``mlp="gelu"`` and ``mlp_hidden`` four times ``hidden``, as the paper's.
@@ -252,37 +278,34 @@ def beside(config: TransformerConfig, batch: int, seq: int) -> tuple[Beside, ...
     >>> config = TransformerConfig(vocab_size=8, num_layers=1, hidden=8, heads=2, kv_heads=2, head_dim=4, mlp_hidden=32,
     ...                            max_seq=4, dropout=0.1, compute_dtype="bfloat16", param_dtype="bfloat16")
     >>> rows = beside(config, 1, 4)
-    >>> sum(row.textbook for row in rows)  # 34 + 5 a s / h
+    >>> sum(row.textbook_units for row in rows)  # 34 + 5 a s / h
     39.0
+    >>> [(row.textbook, row.program) for row in rows if row.tensor in ("softmax's output", "GELU's input")]
+    [('2·b·n·s²', '2·b·n·s²'), ('8·b·h·s', '8·b·h·s')]
     """
     c = config
     if c.mlp != "gelu" or c.mlp_hidden != 4 * c.hidden:
         raise ValueError(f"config: the paper counts a GELU MLP of 4h, got mlp={c.mlp!r}, mlp_hidden={c.mlp_hidden}")
-    sizes = sizes_of(c, batch, seq)
+    from jremat.estimate.block_cost import block_cost, named  # loads JAX, which the papers don't need
+    from jremat.graph.letters import Polynomial
+
+    kept: dict[str, Polynomial] = {}
+    for row in block_cost(c, NONE).rows:
+        letters = Polynomial.of(row.bytes)
+        if letters.letters & {"b", "s"} or row.primitive == "random_fold_in":  # casts of weights are no activations
+            name = row.name or row.primitive
+            kept[name] = kept.get(name, Polynomial()) + named(letters, c.group > 1).replaced(("f",), "h", 4)
+    numbers = {"b": batch, "s": seq, "h": c.hidden, "n": c.heads, "k": c.kv_heads * c.head_dim}
     unit = batch * seq * c.hidden
-    kept: dict[str, float] = {}
-    for tensor, _ in everything(c, chain=True).tensors:
-        kept[tensor.label] = kept.get(tensor.label, 0) + bytes_of(tensor.axes, tensor.dtype, c, sizes) / unit
-    scores = c.heads * seq / c.hidden
-    mask = "made again from its key"
-    rows = (
-        Beside("attention's norm: input", 2, kept.pop("block_in", 0)),
-        Beside("attention's norm: output", 2, kept.pop("attn_norm", 0)),
-        Beside("query", 2, kept.pop("query", 0)),
-        Beside("key", 2, kept.pop("key", 0)),
-        Beside("value", 2, kept.pop("value", 0)),
-        Beside("softmax's output", 2 * scores, kept.pop("attn_probs", 0), "a fused attention has none"),
-        Beside("softmax's dropout mask", scores, 0, mask),
-        Beside("dropped probabilities", 2 * scores, kept.pop("attn_dropped", 0), "none where dropout is off"),
-        Beside("context", 2, kept.pop("attn_out", 0) + kept.pop("attn_fused", 0)),
-        Beside("attention's dropout mask", 1, 0, mask),
-        Beside("MLP's norm: input", 2, kept.pop("middle of the stream", 0)),
-        Beside("MLP's norm: output", 2, kept.pop("mlp_norm", 0)),
-        Beside("GELU's input", 8, kept.pop("mlp_up", 0)),
-        Beside("GELU's output", 8, kept.pop("mlp_act", 0)),
-        Beside("MLP's dropout mask", 1, 0, mask),
-        Beside("norms' statistics", 0, kept.pop("norm_stats", 0), "left out by the paper as small"),
-        Beside("log-sum-exp", 0, kept.pop("attn_lse", 0), "a fused attention's"),
-    )
-    rest = sum(kept.values())
-    return (*rows, Beside("dropout keys and positions", 0, rest, "8 bytes each")) if rest else rows
+    found = []
+    for tensor, text, names, why in _TERMS:
+        paper, program = Polynomial.of_text(text), sum((kept.pop(n, Polynomial()) for n in names), Polynomial())
+        if paper == program:
+            why = ""
+        elif paper * 2 == program and c.compute_dtype == "float32":
+            why = "float32"
+        units = paper.at(numbers) / unit, program.at(numbers) / unit
+        if units != (0, 0):
+            found.append(Beside(tensor, str(paper), str(program), *units, why))
+    assert not kept, kept
+    return tuple(found)

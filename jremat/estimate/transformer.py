@@ -1,42 +1,36 @@
-"""The ledger of a training run in closed form: from a config, a policy and shapes; no trace, no arrays."""
+"""The ledger of a training run, read off its program: traced once with letters for its sizes, numbers put in after."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
-from jremat.estimate import collectives
-from jremat.estimate.block import block_of, item_bytes, sizes_of
+import jax
+
+from jremat.estimate.collectives import Spread
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import MOMENTS, Ledger, Line, Moment, Part, summed
+from jremat.estimate.decoder.stage import Stage, lettered, numbers_of
+from jremat.estimate.function import run_of, trace_function
+from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
-from jremat.estimate.parameters import Parameters, parameters_of, spread
-from jremat.estimate.stack import Row, StackKept, matmul_flops, stack_kept
-from jremat.estimate.work import CALIBRATED_ON, Compiler, assumptions, compiler_for, head_work, layer_work, relaid
+from jremat.estimate.step import OPTIMIZERS
+from jremat.estimate.traced import Run, Traced, trace_step
 from jremat.policy.counts import whole_number
-from jremat.policy.decision import OFFLOAD
 from jremat.policy.layers import LayerPlan, Request
 from jremat.policy.policy import Policy
 
-Optimizer = Literal["adamw", "momentum", "sgd"]
-OPTIMIZER_MOMENTS: Mapping[str, int] = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Running means a parameter."""
-
-_BACKWARD: tuple[Moment, ...] = ("mlp", "attention")
-_PLACES = {"P_blocks": ("block",), "P_head": ("head", "tied"), "P_embedding": ("embedding",)}
-_SYMBOL = {
-    "gradients of the layers": "P_blocks",
-    "gradient of the head": "P_head",
-    "gradients of the embedding": "P_embedding",
-}
+CALIBRATED_ON = "0.10.2"
+"""The version of JAX whose compiler is taken where none is named."""
 
 
 def estimate(
-    config: TransformerConfig,
-    policy: Policy | LayerPlan,
-    *,
-    batch: int,
-    seq: int,
+    model: TransformerConfig | Callable[..., Any],
+    policy: Policy | LayerPlan | None = None,
+    *args: Any,
+    batch: int = 1,
+    seq: int = 0,
+    num_layers: int | None = None,
+    sizes: Mapping[str, int] | None = None,
     chunk: int | None = None,
     optimizer: Optimizer = "adamw",
     master_weights: bool = False,
@@ -45,24 +39,31 @@ def estimate(
     stack: Literal["auto", "scan", "chain"] = "auto",
     jax_version: str = CALIBRATED_ON,
 ) -> Ledger:
-    """The memory of one training step, line by line.
+    """The memory of one training step, line by line, read off its program.
 
-    Kept for the backward pass is what the policy keeps of the traced program, to the byte; the peak rests on the
-    ledger's ``assumptions``.
+    The step is traced once, with letters for its sizes, and kept for the next estimate of the same kind; what is asked
+    for is put in their place. Kept for the backward pass is what ``jremat.residuals`` counts, to the byte; the peak is
+    that of ``jremat.traced_peak`` on one device and rests on the ledger's ``assumptions``. Nothing is compiled or run.
 
     Args:
-        config: the architecture, its dtypes, dropout and attention.
-        policy: of every layer, or a plan over the layers (of each pipeline stage's chunk).
-        batch: sequences that go through the model at a time, over all data replicas.
+        model: a decoder's config, or a function of one's own: a loss ``f(params, *batch)``, or with ``num_layers`` a
+            block ``f(layer_params, carry, *shared)`` to the next carry.
+        policy: of every layer, or a plan over the layers (of each pipeline stage).
+        args: of a function alone: its arguments, parameters first, by shape. A size may be a letter
+            (``jax.export.symbolic_shape``); those that devices split are called b (batch), s (sequence), n and m (heads
+            of queries, of keys and values), f (MLP width) and v (vocabulary).
+        batch: sequences that go through a decoder at a time, over all data replicas.
         seq: tokens of each, at most ``config.max_seq`` where positions are learned.
-        chunk: positions whose logits are alive at a time; None keeps all logits.
+        num_layers: how often a block is repeated.
+        sizes: of a function alone: the number for each letter.
+        chunk: of a decoder: positions whose logits are alive at a time; None keeps all logits.
         optimizer: ``adamw`` (two moments), ``momentum`` (one) or ``sgd`` (none); moments have the dtype of what they
             update, as optax makes them: the weights, or their float32 masters.
         master_weights: a float32 copy of weights that are bfloat16.
         accumulate: micro-batches of one step; above 1 there is a float32 sum of their gradients.
         parallel: degrees of parallelism; None: one device.
         stack: ``auto`` takes a scan where one policy holds for all layers and the executor elsewhere, as training does;
-            ``scan`` and ``chain`` insist.
+            ``scan`` and ``chain`` insist. Of a decoder.
         jax_version: by whose compiler the peak is reckoned, e.g. ``0.12.0``; what is kept is the same.
 
     Returns:
@@ -78,202 +79,123 @@ def estimate(
     >>> full, none = (estimate(config, p, batch=2, seq=128) for p in (FULL, NONE))
     >>> full.kept_bytes, none.kept_bytes  # 4 b s h L, and (64 b s h + 4 b n s² + 16 b s) L
     (262144, 6307840)
+    >>> full.kept[0].formula
+    '4·L·b·h·s'
+    >>> import jax, jax.numpy as jnp
+    >>> b, h, f = jax.export.symbolic_shape("b, h, f")
+    >>> weights = {"up": jax.ShapeDtypeStruct((h, f), "float32"), "down": jax.ShapeDtypeStruct((f, h), "float32")}
+    >>> mlp = lambda w, x: x + jnp.sin(x @ w["up"]) @ w["down"]
+    >>> ledger = estimate(mlp, FULL, weights, jax.ShapeDtypeStruct((b, h), "float32"), num_layers=3,
+    ...                   sizes={"b": 8, "h": 16, "f": 64})
+    >>> [(line.formula, line.total_bytes) for line in ledger.kept]
+    [('4·L·b·h', 1536)]
     """
     p = parallel or Parallel()
+    if not isinstance(model, TransformerConfig):
+        _check_options(policy, optimizer, accumulate)
+        if not callable(model):
+            raise ValueError(f"model: expected a TransformerConfig or a function, got {model!r}")
+        how: dict[str, Any] = {"optimizer": optimizer, "master_weights": master_weights, "accumulate": accumulate}
+        found = trace_function(model, policy, args, num_layers, **how)
+        return run_of(found, sizes or {}, p, jax_version, num_layers).ledger()
+    config = model
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
-    compiler = compiler_for(jax_version)
     p.check(config, batch, seq)
-    if stack != "chain" and isinstance(policy, LayerPlan):
-        policy = policy.uniform(config.num_layers // p.chunks) or policy  # a plan of one policy needs no executor
-    chain = stack == "chain" or isinstance(policy, LayerPlan)
-    sizes = {**sizes_of(config, batch, seq), "L": config.num_layers, "P": config.num_params()}
-    sizes["k"] = min(config.attention_block, -(-seq // 2))  # keys that blockwise attention reads at a time
-    for symbol, places in _PLACES.items():
-        sizes[symbol] = sum(part.count for part in parameters_of(config) if part.place in places)
-    if chunk is not None:
-        sizes["c"] = min(chunk, seq)
-    run = _Run(config, p, sizes, chunk, OPTIMIZER_MOMENTS[optimizer], master_weights, accumulate, chain, compiler)
-    if chain and stack == "scan":
-        raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
-    kept = stack_kept(config, policy, config.num_layers // p.chunks, sizes, chain=chain)
-    whole = matmul_flops(block_of(config).tensors.values(), sizes) * config.num_layers
-    ledgers = [
-        Ledger(
-            run.lines(kept, stage),
-            tuple((name, sizes[name]) for name in sizes if name != "1"),
-            (*_assumed(config, p, chain), *assumptions(compiler)),
-            p.devices,
-            stage,
-            kept.recomputed_flops * p.chunks,
-            whole,
+    ledgers = []
+    for stage in sorted({0, p.pipeline - 1}):
+        layers = p.layers_on(stage, config.num_layers)
+        chosen = policy
+        if stack != "chain" and isinstance(policy, LayerPlan):
+            chosen = policy.uniform(layers) or policy  # a plan of one policy needs no executor
+        chain = stack == "chain" or isinstance(chosen, LayerPlan)
+        if chain and stack == "scan":
+            raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
+        part = Stage(
+            _kind(config, layers, seq), chosen, chain, chunk and min(chunk, seq), stage == 0, stage == p.pipeline - 1
         )
-        for stage in sorted({0, p.pipeline - 1})
-    ]
+        constraints = _constraints(part, seq)
+        traced = _traced(part, constraints, optimizer, master_weights, accumulate)
+        ledgers.append(_run(config, part, traced, batch, seq, stage, p, jax_version).ledger())
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 
 
-_Kind = tuple[str, Sequence[Parameters], int, bool, tuple[Moment, ...]]
+def _kind(config: TransformerConfig, layers: int, seq: int) -> TransformerConfig:
+    """The config with the least sizes that have its kinds: equal for all that share a trace."""
+    c = config
+    if c.attention == "cudnn":  # a kernel of NVIDIA's keeps the same, and needs no array a block of keys
+        c = replace(c, attention="blockwise", attention_block=1)
+    elif c.attention == "blockwise":
+        c = replace(c, attention_block=min(c.attention_block, -(-seq // 2)))
+    else:
+        c = replace(c, attention_block=1)
+    return replace(
+        c, vocab_size=1, num_layers=layers, hidden=1, heads=c.group, kv_heads=1, head_dim=2, mlp_hidden=1, max_seq=1
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One run's facts, and its lines."""
-
-    config: TransformerConfig
-    parallel: Parallel
-    sizes: Mapping[str, int]
-    chunk: int | None
-    moments: int
-    master_weights: bool
-    accumulate: int
-    chain: bool
-    compiler: Compiler
-
-    def head_last(self, kept: StackKept) -> bool:
-        """Whether the head's gradient is taken after the layers': if it is to be summed over devices, or if the
-        compiler turns first to what most bytes stand behind, and these are the logits."""
-        p, size = (
-            self.parallel,
-            lambda axes, dtype: math.prod(self.sizes[a] for a in axes) * item_bytes(dtype, self.config),
-        )
-        stacks = sum(row.copies * size(row.axes, row.dtype) for row in kept.rows)
-        first = self.compiler.largest_first and size(("b", "s", "v"), "compute") > stacks
-        return self.chunk is None and (first or p.sequence or (p.zero > 0 and p.tensor == 1))
-
-    def lines(self, kept: StackKept, stage: int) -> tuple[Line, ...]:
-        first, last = stage == 0, stage == self.parallel.pipeline - 1
-        head_last = self.head_last(kept)
-        rows = [
-            *self._state(first, last, head_last),
-            *(self._kept(row, stage) for row in kept.rows),
-            *(self._row("layer", f"replay: {row.name}", row, _BACKWARD) for row in kept.replay),
-            *self._work(kept),
-            *self._gathered(kept, first, last, head_last),
-            *(self._embedding() if first else ()),
-            *(self._head(head_last) if last else ()),
-        ]
-        return tuple(line for line in summed(rows) if line.total_bytes)
-
-    def _state(self, first: bool, last: bool, head_last: bool) -> Iterable[Line]:
-        c, p = self.config, self.parallel
-        item = item_bytes("param", c)
-        parts = parameters_of(c)
-        of = lambda *places: [x for x in parts if x.place in places]
-        # Under ZeRO-1 the whole gradients are there until each replica has its share of them.
-        end: tuple[Moment, ...] = () if p.zero == 1 else ("update",)
-        early = ("loss", *_BACKWARD, *end)
-        late = end if head_last else ("turn", *_BACKWARD, *end)
-        kinds: list[_Kind] = [
-            ("weights", parts, item, p.zero >= 3, MOMENTS),
-            ("gradients of the layers", of("block"), item, p.zero >= 2, early),
-            ("gradient of the head", of("head", "tied"), item, p.zero >= 2, late),
-            ("gradients of the embedding", of("embedding"), item, p.zero >= 2, end),
-        ]
-        if self.accumulate > 1:
-            kinds.append(("gradient sum", parts, 4, p.zero >= 2, MOMENTS))
-        if self.moments:
-            size = self.moments * (4 if self.master_weights else item)  # of the dtype of what they update
-            kinds.append(("optimizer moments", parts, size, p.zero >= 1, MOMENTS))
-        if self.master_weights:
-            kinds.append(("master weights", parts, 4, p.zero >= 1, MOMENTS))
-        for name, chosen, size, shared, alive in kinds:
-            held, total = spread(chosen, p, first=first, last=last), sum(x.count for x in chosen)
-            device = size * (-(-held // p.data) if shared else held)
-            yield Line("state", name, size * total, device, f"{size}·{_SYMBOL.get(name, 'P')}", ("P",), alive)
-
-    def _kept(self, row: Row, stage: int) -> Line:
-        p = self.parallel
-        line = self._row("kept", row.name, row, ("loss", "turn", *_BACKWARD))
-        formula = self._formula(row, row.copies * p.chunks)
-        total, held = line.total_bytes * p.chunks, line.device_bytes * p.in_flight(stage)
-        if p.zero >= 3 and not {"b", "s"} & set(row.axes):
-            held = -(-held // p.data)  # a cast of weights is kept as they are: shared out
-        return replace(line, total_bytes=total, device_bytes=held, formula=formula, crosses=True)
-
-    def _row(self, part: Part, name: str, row: Row, alive: tuple[Moment, ...]) -> Line:
-        total = math.prod(self.sizes[a] for a in row.axes) * row.copies * item_bytes(row.dtype, self.config)
-        device = -(-total // self.parallel.divisor(row.axes))
-        scales = tuple(dict.fromkeys(axis for axis in row.axes if axis != "1"))
-        return Line(part, name, total, device, self._formula(row, row.copies), scales, alive, row.decision is OFFLOAD)
-
-    def _formula(self, row: Row, copies: int) -> str:
-        """Bytes of a value times its axes, times how many there are."""
-        factors = [str(item_bytes(row.dtype, self.config)), *(a for a in row.axes if a != "1")]
-        if copies > 1:
-            factors.append("L" if copies == self.sizes["L"] else str(copies))
-        return "·".join(factors)
-
-    def _work(self, kept: StackKept) -> Iterable[Line]:
-        block = block_of(self.config, chain=self.chain)
-        work = layer_work(self.config, block, kept.recomputed, self.compiler)
-        for name, row, alive in (*work, *relaid(self.config, kept.rows)):
-            yield self._row("layer", name, row, alive)
-
-    def _gathered(self, kept: StackKept, first: bool, last: bool, head_last: bool) -> Iterable[Line]:
-        held = spread(parameters_of(self.config), self.parallel, first=first, last=last)
-        sizes, again = self.sizes, kept.recomputed
-        return collectives.gathered(self.config, self.parallel, sizes, again, held, self.moments, head_last)
-
-    def _embedding(self) -> Iterable[Line]:
-        rows = [("embedding: row of each token", Row("", ("b", "s", "1"), "int32", 1))]
-        rows += [("embedding: dropout key", Row("", (), "key", 1))] if self.config.dropout else []
-        for name, row in rows:
-            yield replace(self._row("head", name, row, ("loss", "turn", *_BACKWARD)), crosses=True)
-
-    def _head(self, head_last: bool) -> Iterable[Line]:
-        waits = ("head: input", "head: logits") if head_last else ()
-        for name, row in head_rows(self.config, self.chunk):
-            alive: tuple[Moment, ...] = ("loss", "turn", *_BACKWARD) if name in waits else ("loss",)
-            yield replace(self._row("head", name, row, alive), crosses=True)
-        for name, row, alive in head_work(self.config, self.chunk):
-            yield self._row("head", name, row, alive)
+def _constraints(stage: Stage, seq: int) -> tuple[str, ...]:
+    """What holds for the sequence and what JAX couldn't decide without: whole blocks and chunks."""
+    blocks = {stage.config.attention_block} if stage.config.attention == "blockwise" else set()
+    blocks |= {stage.chunk} if stage.chunk else set()
+    return tuple(sorted(f"s >= {n}" for n in blocks)) + tuple(
+        sorted(f"mod(s,{n}) == 0" for n in blocks if seq % n == 0)
+    )
 
 
-def head_rows(config: TransformerConfig, chunk: int | None) -> Iterable[tuple[str, Row]]:
-    """What the final norm, the head and the loss keep, to the byte."""
-    stream = ("b", "s", "h")
-    yield "final norm: input", Row("", stream, "compute", 1)
-    stats = 2 if config.norm == "layernorm" else 1
-    yield "final norm: statistics", Row("", ("b", "s", "1"), "float32", stats)
-    yield "head: input", Row("", stream, "compute", 1)
-    if chunk is None:
-        if config.param_dtype != config.compute_dtype:
-            yield "head: weights cast", Row("", ("v", "h"), "compute", 1)
-        yield "head: logits", Row("", ("b", "s", "v"), "compute", 1)
-    yield "loss: log-sum-exp", Row("", ("b", "s"), "float32", 1)
+@functools.lru_cache(maxsize=256)
+def _traced(
+    stage: Stage, constraints: tuple[str, ...], optimizer: str, master_weights: bool, accumulate: int
+) -> Traced:
+    config, letters = lettered(stage.config, constraints)
+    params, batch = stage.params(config), stage.batch(config, letters["b"], letters["s"])
+    stream = jax.ShapeDtypeStruct((letters["b"], letters["s"], config.hidden), config.compute_dtype)
+    return trace_step(
+        stage.apply(config), params, batch, stage.layers(config), (params["blocks"], stream, batch[-1]),
+        config.num_layers, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate,
+        chunked=stage.chunk is not None,
+    )  # fmt: skip
+
+
+def _run(
+    config: TransformerConfig, part: Stage, traced: Traced, batch: int, seq: int, stage: int, p: Parallel, version: str
+) -> Run:
+    numbers = numbers_of(config, batch, seq)
+    run = Run(
+        traced, numbers, p, version, stage, config.num_layers, config.num_params(), None, config.group > 1,
+        (f"layers run by {'the stack executor' if part.chain else 'a scan'}",),
+    )  # fmt: skip
+    if p.devices == 1:
+        return run
+    # The matmuls that make keys and values, 2·b·s·h·m·d FLOPs each; with one group a head query and output's too.
+    projected = dict(traced.recompute.terms).get(("b", "d", "h", "m", "s"), 0)
+    held, again = traced.num_params.at(run.own), projected >= 2 * 2 * traced.num_layers
+    return replace(run, spread=Spread(config, p, run.own, part.chunk, held, traced.moments, again))
 
 
 def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack) -> None:
-    if not isinstance(config, TransformerConfig):
-        raise ValueError(f"config: expected a TransformerConfig, got {config!r}")
-    if isinstance(policy, Request):
-        raise ValueError(
-            f"policy: {policy.spec!r} needs shapes before it is a policy; resolve it first: "
-            "policies.get(spec).resolve(block, *args, num_layers=L)"
-        )
-    if not isinstance(policy, Policy | LayerPlan):
-        raise ValueError(f"policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got {policy!r}")
-    for name, value in (("batch", batch), ("seq", seq), ("accumulate", accumulate)):
+    if policy is None:
+        raise ValueError("policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got None")
+    _check_options(policy, optimizer, accumulate)
+    for name, value in (("batch", batch), ("seq", seq)):
         whole_number(name, value)
     if chunk is not None:
         whole_number("chunk", chunk)
     if config.positions == "learned" and seq > config.max_seq:
         raise ValueError(f"seq: expected at most max_seq={config.max_seq}, which has a row a position, got {seq}")
-    if optimizer not in OPTIMIZER_MOMENTS:
-        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZER_MOMENTS))}, got {optimizer!r}")
     if master_weights and config.param_dtype == "float32":
         raise ValueError("master_weights: the weights are float32 themselves; it would only double them")
     if stack not in ("auto", "scan", "chain"):
         raise ValueError(f"stack: expected 'auto', 'scan' or 'chain', got {stack!r}")
 
 
-def _assumed(config: TransformerConfig, parallel: Parallel, chain: bool) -> Iterable[str]:
-    yield f"layers run by {'the stack executor' if chain else 'a scan'}; parameters are updated in place (donated)"
-    if config.attention == "cudnn":
-        yield "cuDNN's attention keeps its output and log-sum-exp; its own workspace is taken to be dq in float32"
-    if parallel.pipeline > 1:
-        yield "pipeline: enough micro-batches to fill it; a plan over layers holds for each chunk of them"
-    if parallel.context > 1:
-        yield "context: keys and values of other devices pass through, one share at a time, and are not counted"
-    if parallel.devices > 1:
-        yield from collectives.ASSUMPTIONS
+def _check_options(policy: object, optimizer: str, accumulate: int) -> None:
+    if isinstance(policy, Request):
+        raise ValueError(
+            f"policy: {policy.spec!r} needs shapes before it is a policy; resolve it first: "
+            "policies.get(spec).resolve(block, *args, num_layers=L)"
+        )
+    if not isinstance(policy, Policy | LayerPlan | None):
+        raise ValueError(f"policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got {policy!r}")
+    whole_number("accumulate", accumulate)
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer: expected {' or '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}")

@@ -72,8 +72,8 @@ def is_square(primitive: str, params: Mapping[str, Any], inputs: list[Any]) -> b
     if not lhs_batch:
         return False
 
-    def free(aval: Any, contracted: Any, batch: Any) -> set[int]:
-        return {n for i, n in enumerate(aval.shape) if n > 1 and i not in (*contracted, *batch)}
+    def free(aval: Any, contracted: Any, batch: Any) -> set[Any]:
+        return {n for i, n in enumerate(aval.shape) if n != 1 and i not in (*contracted, *batch)}
 
     lhs, rhs = free(inputs[0], lhs_contracted, lhs_batch), free(inputs[1], rhs_contracted, rhs_batch)
     depth = {inputs[0].shape[i] for i in lhs_contracted}

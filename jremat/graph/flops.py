@@ -8,8 +8,10 @@ from typing import Any
 
 from jremat.graph.arguments import take_apart
 from jremat.graph.arithmetic import FUSED_RERUN, is_square, matmul_flops, other_flops
+from jremat.graph.letters import Polynomial, lettered
 from jremat.graph.trace import capture, inner_jaxprs, live, opened, scopes
 from jremat.policy.names import RERUN_SCOPE
+from jremat.policy.shown import aligned, human_flops
 
 REMAT_SCOPE = "rematted_computation"
 """The scope under which JAX's remat, and our chain, recompute."""
@@ -58,7 +60,7 @@ class FlopCount:
 
 def _plain(number: Any) -> Any:
     """A loop's average as an integer again, once its turns have made a whole number of it."""
-    return int(number) if number.denominator == 1 else number
+    return int(number) if getattr(number, "denominator", 0) == 1 else number
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,22 @@ class Flops:
         return self.matmul.total
 
     def __str__(self) -> str:
-        again = f"; {self.matmul.rerun:,} rerun inside kernels" if self.matmul.rerun else ""
-        return (
-            f"{self.model:,} model matmul FLOPs in {self.count.model:,} matmuls; "
-            f"{self.recompute:,} done again in {self.count.recompute:,}{again}; {self.other.total:,} other FLOPs"
-        )
+        of_model = lambda flops: f"{flops / self.model:.1%} of the model's matmul FLOPs" if self.model else ""
+        rows = [
+            ("model", human_flops(self.model), f"in {self.count.model:,} matmuls"),
+            (
+                "recompute",
+                human_flops(self.recompute),
+                f"in {self.count.recompute:,} matmuls",
+                of_model(self.recompute),
+            ),
+        ]
+        if self.matmul.rerun:
+            rows.append(("rerun", human_flops(self.matmul.rerun), "inside kernels", of_model(self.matmul.rerun)))
+        rows.append(("other", human_flops(self.other.total), "not matmuls"))
+        return aligned(rows, right=[1])
+
+    __repr__ = __str__
 
 
 def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
@@ -124,7 +137,8 @@ def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
 
     Args:
         f: a gradient computation, e.g. ``jax.value_and_grad(loss)``; policies are in the function.
-        args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; sizes may be letters
+            (``jax.export.symbolic_shape``), and what depends on them is then a ``Polynomial``.
 
     Returns:
         ``.model``, ``.model_half``, ``.recompute``, ``.total`` in matmul FLOPs, and each kind apart.
@@ -135,8 +149,12 @@ def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
     >>> [flops(jax.value_and_grad(g, (0, 1)), x, w).recompute for g in (f, jax.checkpoint(f))]
     [0, 256]
     """
-    program = capture(take_apart(f, args, kwargs))
-    return _count(live(program.jaxpr), _MODEL)
+    return count_in(capture(take_apart(f, args, kwargs)).jaxpr)
+
+
+def count_in(jaxpr: Any) -> Flops:
+    """The same of a program that is traced already."""
+    return _count(live(jaxpr), _MODEL)
 
 
 _MODEL, RECOMPUTE, _RERUN = "model", "recompute", "rerun"
@@ -149,11 +167,17 @@ def _count(jaxpr: Any, kind: str) -> Flops:
 def flops_of(eqn: Any, kind: str = _MODEL) -> Flops:
     """One equation with all that it holds, told apart by scope; ``kind`` is of what is around it."""
     own = _kind(eqn, kind)
-    parts = [_count(inner, own) * times for inner, times in _inner(eqn)]
+    parts = [_count(inner, own) * lettered(times) for inner, times in _inner(eqn)]
     if not parts:
         return _equation(eqn, own)
     branches = eqn.primitive.name == "cond"
-    return max(parts, key=lambda part: part.total) if branches else sum(parts[1:], parts[0])
+    return max(parts, key=_dearest) if branches else sum(parts[1:], parts[0])
+
+
+def _dearest(part: Flops) -> int:
+    """What branches are compared by; letters at a size where the highest power decides."""
+    total = part.total
+    return total if not isinstance(total, Polynomial) else total.at(dict.fromkeys(total.letters, 1 << 12))
 
 
 def _inner(eqn: Any) -> list[tuple[Any, Any]]:
@@ -174,9 +198,9 @@ def _kind(eqn: Any, outer: str) -> str:
 
 def _equation(eqn: Any, kind: str) -> Flops:
     name, inputs, outputs = eqn.primitive.name, [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    matmul = matmul_flops(name, eqn.params, inputs, outputs)
+    matmul = lettered(matmul_flops(name, eqn.params, inputs, outputs))
     if not matmul:
-        return Flops(other=FlopCount(**{kind: other_flops(name, inputs, outputs)}))
+        return Flops(other=FlopCount(**{kind: lettered(other_flops(name, inputs, outputs))}))
     again, of = FUSED_RERUN.get(name, (0, 1))
     count = FlopCount(**{kind: matmul})
     if again and kind == _MODEL:

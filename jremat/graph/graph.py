@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jremat.policy.shown import aligned, human, human_flops
+
 CUSTOM_RULES = frozenset({"custom_vjp_call", "custom_jvp_call", "remat2", "checkpoint"})
 """Primitives that run their inside once, so that their outputs are its outputs."""
 
@@ -141,6 +143,17 @@ class Graph:
             for op in self.ops
         ]
         return " ".join(f"{self.values[i].dtype}{self.values[i].shape}" for i in given), steps
+
+    def __str__(self) -> str:
+        made = sorted((value for _, value in self.walk()), key=lambda value: -value.nbytes)[:8]
+        heads = (
+            ("graph", self.fingerprint, f"{len(self.ops)} operations, {len(self.inputs)} inputs"),
+            ("matmuls", human_flops(self.matmul_flops), "in one run, traced, not run"),
+        )
+        rows = [(human(v.nbytes), f"{v.dtype}{list(v.shape)}", v.name or v.primitive, v.source) for v in made]
+        return aligned(heads) + "\n" + aligned([("bytes", "largest values", "", "made at"), *rows], right=[0])
+
+    __repr__ = __str__
 
     @property
     def matmul_flops(self) -> int:

@@ -89,7 +89,7 @@ def _derivative(eqn: Any, primals: Sequence[Any], active: Sequence[int]) -> Any:
 
 def _run(closed: Any, inputs: Sequence[Any], names: Sequence[str | None]) -> list[Any]:
     """Evaluate a derivative, calls entered; the first outputs, and what is made beside them, are named."""
-    heads = [v for v in closed.jaxpr.outvars[: len(names)]]
+    heads = list(closed.jaxpr.outvars[: len(names)])
     beside = next((name for name in names if name), None)
 
     def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -102,14 +102,16 @@ def _run(closed: Any, inputs: Sequence[Any], names: Sequence[str | None]) -> lis
                 outs = run(opened(inner), getattr(inner, "consts", ()), given)
             else:
                 outs = bind(step, given)
-            makes = any(var in heads for var in step.outvars)  # the operation, with what the rule needs of it beside
+            makes = any(var in heads for var in step.outvars) and any(
+                names
+            )  # the operation, with what the rule needs of it beside
             for k, var in enumerate(step.outvars):
                 name = names[heads.index(var)] if var in heads else beside if makes else None
                 env[var] = checkpoint_name(outs[k], name) if name else outs[k]
         outs = [read(v) for v in jaxpr.outvars]
         made = {v for step in jaxpr.eqns for v in step.outvars}
-        for k, v in enumerate(heads):  # an output that is an input
-            if v not in made and k < len(names) and names[k]:
+        for k, v in enumerate(heads):  # an output that is an input, or a constant
+            if names[k] and (isinstance(v, core.Literal) or v not in made):
                 outs[k] = checkpoint_name(outs[k], names[k])
         return outs
 
@@ -125,11 +127,19 @@ def _depending(jaxpr: Any, given: Sequence[Any]) -> Vars:
 
 
 def _reads_outputs(eqn: Any, inputs: Sequence[Any]) -> bool:
-    """Whether the derivative of an equation, by all that floats, reads what the equation makes."""
-    active = [k for k, x in enumerate(inputs) if _real(jax.typeof(x))]
-    if not active or not any(_real(v.aval) for v in eqn.outvars):
+    """Whether the derivative of an equation, by what floats, reads what the equation makes."""
+    places = [k for k, v in enumerate(eqn.invars) if not isinstance(v, core.Literal) and _real(v.aval)]
+    if not any(_real(v.aval) for v in eqn.outvars):
         return False
-    jaxpr = _derivative(eqn, inputs, active).jaxpr
+    # One by one: some rules refuse an input, of which nothing says whether it is differentiated.
+    return any(_reads_by(eqn, inputs, [k]) for k in places)
+
+
+def _reads_by(eqn: Any, inputs: Sequence[Any], active: Sequence[int]) -> bool:
+    try:
+        jaxpr = _derivative(eqn, inputs, active).jaxpr
+    except Exception:  # whatever a rule raises: it will be raised again where the function is differentiated so
+        return False
     moving = _depending(jaxpr, jaxpr.invars[len(inputs) :])
     if not any(not isinstance(v, core.Literal) and v in moving for v in jaxpr.outvars[len(eqn.outvars) :]):
         return False

@@ -15,7 +15,8 @@ from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.order import ORDERS
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import capture, device_bytes, live, opened
+from jremat.graph.trace import Program, capture, device_bytes, live, opened
+from jremat.policy.shown import aligned, human
 
 ASSUMPTIONS = (
     "one device, an NVIDIA GPU of Hopper's kind; XLA's own rematerialization pass is off",
@@ -117,6 +118,18 @@ class Peak:
         """The buffers alive at a step, largest first."""
         return tuple(buffer for buffer in self.buffers if buffer.born <= step <= buffer.dies)
 
+    def __str__(self) -> str:
+        figures = {"arguments": self.argument_bytes, "results": self.output_bytes, "temporaries": self.temp_bytes}
+        figures |= {"donated": -self.alias_bytes}
+        rows = [("peak", human(self.peak_bytes), "predicted from the traced program, not compiled")]
+        rows += [(name, human(n), "") for name, n in figures.items() if n]
+        moment = next((moment for moment in self.timeline if moment.step == self.peak_step), None)
+        rows += [("moment", "", f"{moment.phase}, {moment.operation} {moment.source}".rstrip())] if moment else []
+        alive = [(b.name, human(b.nbytes), f"{b.kind}  {b.source}".rstrip()) for b in self.alive_at(self.peak_step)[:5]]
+        return aligned([*rows, *([("largest", "", "alive at that moment")] if alive else []), *alive], right=[1])
+
+    __repr__ = __str__
+
 
 def traced_peak(
     step: Callable[..., Any],
@@ -157,7 +170,11 @@ def traced_peak(
 
 def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:
     """The prediction for a call that is taken apart; see ``traced_peak``."""
-    program = capture(arguments)
+    return peak_in(capture(arguments), donate, version)
+
+
+def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
+    """The prediction for a traced call; see ``traced_peak``."""
     rules = rules_for(version)
     jaxpr, donated = _entered(program.jaxpr)
     donated = [own or path.split("[")[0].split(".")[0] in {f"argument {k}" for k in donate} for own, path in

@@ -26,7 +26,7 @@ class _Reader:
     def __init__(self, rules: Rules):
         self.rules = rules
         self.ops: list[Op] = []
-        self.made: dict[Any, Op] = {}  # by what it does to what, to do nothing twice
+        self.made: dict[Any, list[Value]] = {}  # results by what is done to what, to do nothing twice
         self.around = ""  # name scopes of the calls entered
 
     def computation(
@@ -154,19 +154,22 @@ class _Reader:
             made = self._while(eqn, inputs, call)
         else:
             key = _same(eqn, inputs) if name in PURE else None
-            if key in self.made:
-                env |= dict(zip(eqn.outvars, self.made[key].outputs))
-                return
-            op = self._op(name, eqn, call, inputs, [v.aval for v in eqn.outvars])
+            made = self.made[key] if key in self.made else self._results(eqn, inputs, call)
             if key is not None:
-                self.made[key] = op
-            if name in IN_PLACE:
-                op.in_place = {0: 0}
-            jaxprs = inner_jaxprs(eqn) if name not in self.rules.opaque else []
-            op.inner = tuple(self.computation(opened(j)) for j, _ in jaxprs)
-            made = [self._whole(op)] if name == "dot_general" else op.outputs
-        for var, value in zip(eqn.outvars, made):
-            env[var] = value
+                self.made[key] = made
+        env |= dict(zip(eqn.outvars, made, strict=True))
+
+    def _results(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
+        """The results of one equation that is no loop."""
+        name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
+        if name == "split":  # as many slices: each is fused on its own
+            return [self._op("slice", eqn, call, inputs, [aval]).outputs[0] for aval in avals]
+        op = self._op(name, eqn, call, inputs, avals)
+        if name in IN_PLACE:
+            op.in_place = {0: 0}
+        jaxprs = inner_jaxprs(eqn) if name not in self.rules.opaque else []
+        op.inner = tuple(self.computation(opened(j)) for j, _ in jaxprs)
+        return [self._whole(op)] if name == "dot_general" else op.outputs
 
     def _whole(self, op: Op) -> Value:
         """A matmul's result; of one that is split along what it sums over, the sum of its parts."""

@@ -12,6 +12,7 @@ from jremat.graph.arguments import Arguments
 from jremat.graph.trace import MARK, aval_bytes, inner_jaxprs, is_call, opened, scopes, user_line
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
 from jremat.policy.ops import family_of, tagged_name
+from jremat.policy.shown import aligned
 
 UNREAD = f"{MARK}unread"
 """The name of what is handed to the backward pass for derivatives of it alone; it doesn't read it, nor is it kept in a
@@ -90,14 +91,21 @@ class Residuals:
         return sum(row.bytes for row in self.rows if row.kind != "kept")
 
     def __str__(self) -> str:
-        lines = [
-            f"{row.bytes:>14,}  {row.dtype}{list(row.shape)}{f' x{row.copies}' if row.copies > 1 else ''}"
-            f"  {row.name or row.primitive}  {row.source}{'  on the host' if row.decision is OFFLOAD else ''}"
+        rows = [
+            (
+                f"{row.bytes:,}",
+                f"{row.dtype}{list(row.shape)}{f' x{row.copies}' if row.copies > 1 else ''}",
+                row.name or row.primitive,
+                row.source + "  on the host" * (row.decision is OFFLOAD),
+            )
             for row in sorted(self.kept, key=lambda row: -row.bytes)
         ]
-        return "\n".join(
-            [*lines, f"{self.total_bytes:>14,}  bytes kept in {len(self.kept)} value{'s' * (len(self.kept) != 1)}"]
-        )
+        total = f"{self.total_bytes:,}", f"bytes kept in {len(self.kept)} value{'s' * (len(self.kept) != 1)}, traced"
+        # The last line's words may be longer than a shape.
+        lines = aligned([("bytes", "shape", "value", "made at"), *rows, total[:1]], right=[0]).splitlines()
+        return "\n".join([*lines[:-1], f"{lines[-1]}  {total[1]}"])
+
+    __repr__ = __str__
 
 
 def read_residuals(arguments: Arguments) -> Residuals:

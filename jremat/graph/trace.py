@@ -278,7 +278,10 @@ def trip_count(eqn: Any) -> int | None:
     counter, bound = tests[0].invars
     if not jax.dtypes.issubdtype(counter.aval.dtype, np.integer):
         return None
-    if counter not in cond.invars[params["cond_nconsts"] :] or not isinstance(bound, core.Literal):
+    sizes = {e.outvars[0]: e.params["dim"] for e in cond.eqns if e.primitive.name == SIZE}
+    casts = [e for e in cond.eqns if e.primitive.name == "convert_element_type" and e.invars[0] in sizes]
+    sizes |= {e.outvars[0]: sizes[e.invars[0]] for e in casts}
+    if counter not in cond.invars[params["cond_nconsts"] :] or not (isinstance(bound, core.Literal) or bound in sizes):
         return None
     k = cond.invars.index(counter) - params["cond_nconsts"]
     start = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] + k]
@@ -288,6 +291,8 @@ def trip_count(eqn: Any) -> int | None:
     steps = [v.val for v in after.invars if isinstance(v, core.Literal)]
     if body.invars[params["body_nconsts"] + k] not in after.invars or [int(s) for s in steps] != [1]:
         return None
+    if not isinstance(bound, core.Literal):
+        return sizes[bound] - int(start.val)  # letters
     return max(int(bound.val) - int(start.val), 0)
 
 
@@ -420,6 +425,24 @@ def device_bytes(aval: Any) -> int:
     return 0 if on_host(aval) else aval_bytes(aval)
 
 
+SIZE = "dim_as_value"
+"""The primitive that makes a number of a symbolic size."""
+
+
+def sized_type(aval: Any, sizes: Sequence[int]) -> Any:
+    """The type of an array with other sizes, which stay the objects that they are.
+
+    JAX keeps one object for all equal types, and integers of its own in their shapes; this one is a copy.
+    """
+    whole = aval.update(shape=tuple(map(int, sizes)))
+    made = object.__new__(type(whole))
+    for slot in type(whole).__slots__:
+        if slot != "__weakref__" and hasattr(whole, slot):
+            object.__setattr__(made, slot, getattr(whole, slot))
+    object.__setattr__(made, "shape", tuple(sizes))
+    return made
+
+
 def batched_type(aval: Any, axis: Any) -> Any:
     """The type of ``axis.size`` values of one type, along a new first axis that JAX's batching describes."""
     return private_core.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis)
@@ -502,6 +525,12 @@ def register_like(made: type, base: type) -> None:
     jax.tree_util.register_pytree_with_keys(
         made, flatten, lambda tree, children: moved(jax.tree.unflatten(tree, children), made)
     )
+
+
+def checks_key_reuse() -> bool:
+    """Whether JAX looks for PRNG keys that are used twice (``jax.debug_key_reuse``)."""
+    config: Any = jax.config
+    return bool(config.jax_debug_key_reuse)
 
 
 def live(jaxpr: Any) -> Any:

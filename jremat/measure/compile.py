@@ -1,6 +1,7 @@
 """A function compiled for a target, in this process."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,15 +37,39 @@ def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.st
     number) passes through; of a function that isn't jitted, it is held fixed as ``jremat.checkpoint`` does.
 
     Raises:
-        ValueError: a sharding over another number of devices than the target has.
+        ValueError: a sharding over another number of devices than the target has; a mesh in ``fn`` or a context mesh
+            (``jax.set_mesh``) of other devices than the target's.
     """
     here = devices(kind)
     placed = jax.tree.map(lambda leaf: place(leaf, here), args)
     jitted, placed = as_jitted(fn, placed)
-    if not kind.described:
-        return jitted.lower(*placed)
-    with _on_mesh_of(placed, here):  # the platform by name: JAX would look for what "gpu" means on this machine
-        return jitted.trace(*placed).lower(lowering_platforms=(kind.platform,))
+    with _of_this_target(kind):
+        if not kind.described:
+            return jitted.lower(*placed)
+        traced = jitted.trace(*placed)
+        with _on_mesh_of(placed, here):  # the platform by name: JAX would look for what "gpu" means on this machine
+            return traced.lower(lowering_platforms=(kind.platform,))
+
+
+@contextlib.contextmanager
+def _of_this_target(kind: Target) -> Iterator[None]:
+    """Turn JAX's error about a mesh of other devices into one that names the mesh to use."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        if not any(words in message for words in _OTHER_DEVICES):
+            raise
+        found = re.search(r"(sharding_constraint|shard_map)\b.*? at (\S+)", message)
+        what = f"{found[1]} at {found[2]} has" if found else "the program or jax.set_mesh has"
+        raise ValueError(
+            f"fn: {what} a mesh of other devices than those of target {kind.name!r}; expected one "
+            f"without devices, jax.sharding.AbstractMesh, or of the target's, such as "
+            f"jremat.measure.mesh({kind.name!r}, data={kind.num_devices})"
+        ) from error
+
+
+_OTHER_DEVICES = "Received incompatible devices", "should match the mesh passed to"
 
 
 def as_jitted(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from jremat.measure.buffers import Buffer, Tags, largest_at_peak, tags_of
 from jremat.measure.compile import compiled, is_array, lower
 from jremat.measure.schedule import Schedule
 from jremat.measure.targets import BackendTooEarly, Target, TargetError, pip_line, target
+from jremat.policy.shown import aligned, human
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +74,14 @@ class Memory:
         return self.peak_bytes * self.num_devices
 
     def __str__(self) -> str:
-        figures = {"peak": self.peak_bytes, "arguments": self.argument_bytes, "results": self.output_bytes}
-        figures |= {"temporaries": self.temp_bytes, "donated": -self.alias_bytes, "host": self.host_bytes}
-        return f"{self.label}: " + ", ".join(f"{name} {n:,} bytes" for name, n in figures.items() if n)
+        figures = {"arguments": self.argument_bytes, "results": self.output_bytes, "temporaries": self.temp_bytes}
+        figures |= {"donated": -self.alias_bytes, "host": self.host_bytes}
+        compiled = self.label if "compiled" in self.label else f"compiled for {self.label}"
+        each = f", each of {self.num_devices} devices" if self.num_devices > 1 else ""
+        rows = [("peak", human(self.peak_bytes), compiled + each)]
+        return aligned([*rows, *((name, human(n)) for name, n in figures.items() if n)], right=[1])
+
+    __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure by name, ready for JSON."""
@@ -103,6 +109,13 @@ class Fit:
     def free_bytes(self) -> int:
         """What is left under the limit; negative where it does not fit."""
         return self.limit_bytes - self.memory.peak_bytes
+
+    def __str__(self) -> str:
+        left = f"{human(abs(self.free_bytes))} {'left' if self.fits else 'too much'}"
+        said = f"{'fits' if self.fits else 'does not fit'} in {human(self.limit_bytes)}, the margin left out: {left}"
+        return f"{said}\n{self.memory}"
+
+    __repr__ = __str__
 
 
 def memory(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jremat.estimate.hardware import chip_of
+from jremat.policy.shown import aligned, human, human_flops, human_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,15 @@ class Timing:
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return high - low
 
+    def __str__(self) -> str:
+        spread = f"{human_seconds(self.spread_seconds)} between quartiles"
+        return (
+            f"step {human_seconds(self.median_seconds)} measured, median of {len(self.seconds)}, {spread}; first call "
+            f"{human_seconds(self.first_seconds)}"
+        )
+
+    __repr__ = __str__
+
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
@@ -53,6 +63,11 @@ class Peak:
 
     flops_per_second: float
     source: str
+
+    def __str__(self) -> str:
+        return f"{human_flops(self.flops_per_second)}/s ({self.source})"
+
+    __repr__ = __str__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +94,19 @@ class Throughput:
     mfu_half: float
     hfu: float
     peak: Peak
+
+    def __str__(self) -> str:
+        spread = f"measured, {human_seconds(self.spread_seconds)} between quartiles"
+        rows = [
+            ("step", human_seconds(self.step_seconds), spread),
+            ("tokens/s", f"{self.tokens_per_second:,.0f}", "of all devices"),
+            ("MFU", f"{self.mfu_full:.1%}", f"of {self.peak}, causal attention counted full"),
+            ("MFU", f"{self.mfu_half:.1%}", "causal attention counted half"),
+            ("HFU", f"{self.hfu:.1%}", "recompute included"),
+        ]
+        return aligned(rows, right=[1])
+
+    __repr__ = __str__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +141,13 @@ class DeviceMemory:
         if self.limit_bytes is None or self.largest_free_block_bytes is None:
             return None
         return max(0, self.limit_bytes - self.in_use_bytes - self.largest_free_block_bytes)
+
+    def __str__(self) -> str:
+        figures = {"in use": self.in_use_bytes, "peak": self.peak_bytes, "reserved": self.reserved_bytes}
+        figures |= {"limit": self.limit_bytes, "largest free": self.largest_free_block_bytes}
+        return aligned([(k, human(n), "by the device's allocator") for k, n in figures.items() if n is not None], [1])
+
+    __repr__ = __str__
 
 
 def time_step(

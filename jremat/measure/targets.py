@@ -6,6 +6,7 @@ those of that device. Nothing runs there and nothing is autotuned, so such figur
 
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 import importlib.util
 import math
@@ -19,6 +20,7 @@ from jax.experimental import topologies
 
 from jremat.estimate.hardware import CHIPS, Chip, chip_of
 from jremat.measure.descriptions import GPUS, describe, parse
+from jremat.policy.shown import human
 
 
 class TargetError(RuntimeError):
@@ -62,6 +64,13 @@ class Target:
         'compiled for h200x8, not run'
         """
         return f"compiled for {self.name}, not run" if self.described else self.name
+
+    def __str__(self) -> str:
+        devices = f"{self.num_devices} device{'s' * (self.num_devices != 1)}"
+        size = f" of {human(self.hbm_bytes)}" if self.hbm_bytes else ""
+        return f"{self.name}: {self.platform}, {devices}{size}, {'described' if self.described else 'here'}"
+
+    __repr__ = __str__
 
 
 # The smallest topologies of one host or less, by number of chips: cloud.google.com/tpu/docs, "configurations".
@@ -140,6 +149,11 @@ def devices(spec: "str | Target | Path") -> tuple[jax.Device, ...]:
     require_plugin(kind)
     for name, value in _environment(kind).items():
         os.environ.setdefault(name, value)
+    return _described(kind)
+
+
+@functools.cache  # a mesh of a target's devices must hold the very devices that a program is compiled for
+def _described(kind: Target) -> tuple[jax.Device, ...]:
     try:
         if kind.platform == "tpu":
             described = topologies.get_topology_desc(platform="tpu", topology_name=kind.description)
@@ -158,7 +172,16 @@ def devices(spec: "str | Target | Path") -> tuple[jax.Device, ...]:
 
 
 def mesh(spec: "str | Target | Path", **axes: int) -> jax.sharding.Mesh:
-    """A mesh over a target's devices: ``mesh("h200x8", data=4, model=2)``.
+    """A mesh over a target's devices, for the shardings in a program that is compiled for it.
+
+    Args:
+        spec: see ``target``.
+        axes: their sizes by name, as in ``mesh("h200x8", data=4, model=2)``.
+
+    Returns:
+        For ``NamedSharding``, ``with_sharding_constraint``, ``jax.shard_map`` and ``jax.set_mesh``. A mesh of other
+        devices, e.g. of those that are here, is refused when the program is compiled; a ``jax.sharding.AbstractMesh``
+        names no devices and serves every target.
 
     Raises:
         ValueError: the axes' product is not the number of devices; and as ``devices``.

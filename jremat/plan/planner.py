@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,13 @@ from jremat.plan.arguments import (
     known_objective,
 )
 from jremat.plan.program import read_block
-from jremat.plan.result import DoesNotFit, Kept, Plan, Point, in_units, readable
+from jremat.plan.result import DoesNotFit, Kept, Plan, Point, Points
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, search
 from jremat.plan.stack import Choice, Stack
-from jremat.policy import FULL, NONE, LayerPlan, Policy
+from jremat.policy import FULL, NONE, LayerPlan, Policy, PolicyLike
 from jremat.policy.counts import whole_number
+from jremat.policy.shown import human
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.decide import shapes_given
@@ -80,7 +81,7 @@ def plan(
         target: what the step is compiled for, see ``jremat.measure.target``.
         step: ``step(plan)`` to the whole training step under a plan and the shapes of its arguments, so that weights,
             gradients, optimizer, logits and loss count, sharded where the target is several devices; None: the gradient
-            of the layers alone, on one device.
+            of the layers alone, on one device, which leaves all of these out, and the plan's printed form says so.
         predict: the peak of the whole step under a plan, in place of the traced one.
         objective: ``seconds``, by roofline on the target's chip, or ``flops``, of matmuls; None: seconds where the
             target is a chip that the table knows.
@@ -152,7 +153,7 @@ def plan(
     base = _base_seconds(wanted, whole, kind) if chosen == "seconds" else None
     point = partial(_point, found, seconds=chosen == "seconds")
     frontier = _frontier((pair for line in found.lines for pair in line), point)
-    beside = tuple(point(choice, traced(choice.plan)) for choice in named)
+    beside = Points(point(choice, traced(choice.plan)) for choice in named)
     result = _result(found, frontier, beside, whole, wanted, kind, memory_bytes, margin, chosen, base)
     if not found.fits:
         raise DoesNotFit(_why_not(result), result)
@@ -258,13 +259,13 @@ def _understood(also: Iterable[Policy | LayerPlan], stack: Stack) -> Iterator[Ch
             continue
 
 
-def _frontier(peaks: Iterable[tuple[Choice, int]], point: Callable[[Choice, int], Point]) -> tuple[Point, ...]:
+def _frontier(peaks: Iterable[tuple[Choice, int]], point: Callable[[Choice, int], Point]) -> Points:
     """The choices of which no faster one needs as little."""
     points: list[Point] = []
     for choice, peak in sorted(peaks, key=lambda pair: (pair[0].recompute_seconds, pair[1])):
         if not points or peak < points[-1].predicted_peak_bytes:
             points.append(point(choice, peak))
-    return tuple(points)
+    return Points(points)
 
 
 def _point(found: Found, choice: Choice, peak_bytes: int, seconds: bool) -> Point:
@@ -275,8 +276,8 @@ def _point(found: Found, choice: Choice, peak_bytes: int, seconds: bool) -> Poin
 
 def _result(
     found: Found,
-    frontier: tuple[Point, ...],
-    beside: tuple[Point, ...],
+    frontier: Points,
+    beside: Points,
     stack: Stack,
     wanted: _Wanted,
     kind: Target,
@@ -288,7 +289,7 @@ def _result(
     choice = found.choice
     seconds = choice.recompute_seconds / kind.num_devices if objective == "seconds" else None
     return Plan(
-        policy=choice.plan,
+        policy=cast(PolicyLike, choice.plan),
         peak_bytes=found.peak_bytes,
         predicted_peak_bytes=found.predicted_peak_bytes,
         hbm_bytes=memory_bytes,
@@ -308,6 +309,7 @@ def _result(
         versions=versions(kind),
         shapes=shapes_given(graph_of(stack.block.program)),
         num_layers=wanted.num_layers,
+        whole_step=wanted.step_of is not None,
     )
 
 
@@ -337,6 +339,7 @@ def _why_not(leanest: Plan) -> str:
     peak = leanest.peak_bytes if leanest.peak_bytes is not None else leanest.predicted_peak_bytes
     limit = leanest.hbm_bytes * (1 - leanest.margin)
     return (
-        f"hbm_bytes: nothing fits in {in_units(limit)} ({in_units(leanest.hbm_bytes)} less {leanest.margin:.0%}); "
-        f"the leanest plan, {readable(leanest.policy.spec)}, needs {in_units(peak)}, {in_units(peak - limit)} more"
+        f"hbm_bytes: nothing fits in {human(limit)} ({human(leanest.hbm_bytes)} less {leanest.margin:.0%}); "
+        f"the leanest plan, {leanest.policy.spec}, needs {human(peak)}, {human(peak - limit)} more"
+        + (f" ({leanest.not_counted})" if leanest.not_counted else "")
     )

@@ -21,6 +21,7 @@ from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
 from jremat.policy import FULL, OFFLOAD, SAVE, Policy
 from jremat.policy.ops import SELECTABLE, TOP_K, tagged_name
+from jremat.policy.shown import most
 from jremat.transform.checkpoint import checkpoint, decisions_for
 from jremat.transform.decide import Candidate, candidates
 from jremat.transform.groups import gradient_step
@@ -84,7 +85,9 @@ class Block:
             return by_name
         nodes = [self.problem.nodes[place] for place in outcome.held]
         values = {node.value: OFFLOAD if node.mark in outcome.offloaded else SAVE for node in nodes}
-        return Policy(values=tuple(values.items()), fingerprint=self.problem.fingerprint)
+        named = dict.fromkeys(node.name or node.primitive for node in sorted(nodes, key=lambda node: -node.nbytes))
+        label = "+".join(most([*named], 3, "")).replace("… and ", "").rstrip()
+        return Policy(values=tuple(values.items()), fingerprint=self.problem.fingerprint, label=f"[{label}]")
 
     def _by_name(self, outcome: Outcome) -> Policy | None:
         held = [self.problem.nodes[place] for place in outcome.held]

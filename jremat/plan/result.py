@@ -1,38 +1,17 @@
 """What a planner says: the plan, its proof, and what else there was."""
 
 import dataclasses
-import re
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jremat.policy import LayerPlan, Policy
+from jremat.policy import LayerPlan, Policy, PolicyLike
 from jremat.policy.made_for import MadeFor
 from jremat.policy.plan_file import write
-
-
-def in_units(nbytes: float) -> str:
-    """Bytes for people.
-
-    >>> in_units(3 * 2**29), in_units(2**20), in_units(1536), in_units(12)
-    ('1.50 GiB', '1.0 MiB', '1.5 KiB', '12 bytes')
-    """
-    size = abs(nbytes)
-    if size >= 2**30:
-        return f"{nbytes / 2**30:.2f} GiB"
-    if size >= 2**20:
-        return f"{nbytes / 2**20:.1f} MiB"
-    return f"{nbytes / 2**10:.1f} KiB" if size >= 2**10 else f"{nbytes:.0f} bytes"
-
-
-def readable(spec: str) -> str:
-    """A spec for people: without fingerprints.
-
-    >>> readable("mix:3*9 planned values of graph 3099ac561d0f43cf,rest*full")
-    'mix:3*9 values,rest*full'
-    """
-    return re.sub(r" planned values of graph \w+", " values", spec)
+from jremat.policy.shown import WIDTH, aligned, cut, human, human_flops, human_seconds, most
 
 
 class DoesNotFit(ValueError):
@@ -54,6 +33,9 @@ class Kept:
         where: ``device`` or ``host``.
         source: the user's line.
         spared: recompute, in one layer, that letting it go would add: seconds or FLOPs, as the objective.
+
+    >>> print(Kept(8, "mlp_up", 2**20, "device", "model.py:7 (block)", 0.0))
+    mlp_up  8.0 MiB  in 8 layers  on the device  model.py:7 (block)
     """
 
     layers: int
@@ -62,6 +44,17 @@ class Kept:
     where: str
     source: str
     spared: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its figures for a table, of all layers."""
+        layers = f"in {self.layers} layer{'s' * (self.layers != 1)}"
+        return self.name, human(self.nbytes * self.layers), layers, f"on the {self.where}", self.source
+
+    def __str__(self) -> str:
+        return cut("  ".join(self.cells))
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -72,8 +65,8 @@ class Point:
         plan: a policy for all layers, or a plan over them.
         kept_bytes: of all layers, over what full remat keeps, on all devices.
         predicted_peak_bytes: of the whole step.
-        expected_peak_bytes: the same, moved by what the compiler said of the plan that keeps about as much; the
-            compiler's own word where this plan was compiled.
+        expected_peak_bytes: the same, corrected by what the compiler said of near plans that run in the same way; what
+            the compiler said of this plan where it was compiled.
         recompute_seconds: modelled, of all layers; None under an objective of FLOPs.
         recompute_flops: matmuls, of all layers.
     """
@@ -87,12 +80,34 @@ class Point:
 
     @property
     def spec(self) -> str:
-        """Of the plan; one that keeps values without a name says how many."""
+        """Of the plan; one that keeps values without a name, ``[dot_general+tanh+3 more]``, names the largest."""
         return self.plan.spec
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its figures for a table, of all devices."""
+        expected = f"{human(self.expected_peak_bytes)} expected"
+        seconds = "" if self.recompute_seconds is None else f" in {human_seconds(self.recompute_seconds)} modelled"
+        return expected, f"recomputes {human_flops(self.recompute_flops)}{seconds}", self.spec
+
+    def __str__(self) -> str:
+        return aligned([self.cells])
+
+    __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure by name, ready for JSON."""
         return {"plan": self.spec} | {k: v for k, v in vars(self).items() if k != "plan"}
+
+
+class Points(tuple[Point, ...]):
+    """Points that print as a table."""
+
+    def __str__(self) -> str:
+        heads = ("peak of the step", "matmuls of the layers", "plan")
+        return aligned([heads, *(point.cells for point in self)], right=(0,))
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -122,9 +137,11 @@ class Plan:
         versions: of JAX and of what compiled.
         shapes: of the floating arrays that the block is given.
         num_layers: of the stack; None: a function without layers.
+        whole_step: whether the peaks are those of a whole training step; else nothing but the function's own gradient
+            is counted.
     """
 
-    policy: Policy | LayerPlan
+    policy: PolicyLike
     peak_bytes: int | None
     predicted_peak_bytes: int
     hbm_bytes: int
@@ -137,13 +154,14 @@ class Plan:
     forward_flops: int
     objective: str
     kept: tuple[Kept, ...]
-    frontier: tuple[Point, ...]
-    beside: tuple[Point, ...]
+    frontier: Points
+    beside: Points
     compiles: int
     target: str
     versions: Mapping[str, str]
     shapes: tuple[str, ...]
     num_layers: int | None
+    whole_step: bool = False
 
     @property
     def spec(self) -> str:
@@ -152,16 +170,17 @@ class Plan:
         Raises:
             ValueError: such a plan isn't saved.
         """
-        if self.policy.spec.startswith("plan:") or not self._by_value:
+        if not self.needs_file:
             return self.policy.spec
         raise ValueError("spec: this plan keeps values that bear no name; save it first: plan.save('plan.json').spec")
 
     @property
-    def _by_value(self) -> bool:
+    def needs_file(self) -> bool:
+        """Whether it keeps values that bear no name and isn't saved yet, so that no spec says what it is."""
         every = (
             [self.policy] if isinstance(self.policy, Policy) else [p for s in self.policy.segments for p in s.pattern]
         )
-        return any(policy.values for policy in every)
+        return not self.policy.spec.startswith("plan:") and any(policy.values for policy in every)
 
     @property
     def recompute_share(self) -> float:
@@ -196,17 +215,45 @@ class Plan:
         plain |= {"kept": [dataclasses.asdict(row) for row in self.kept]}
         return plain | {key: [point.to_dict() for point in plain[key]] for key in ("frontier", "beside")}
 
+    @property
+    def not_counted(self) -> str:
+        """What of a training step isn't in the peaks; empty where they are the whole step's."""
+        if self.whole_step:
+            return ""
+        if self.num_layers is None:
+            return "this function's gradient only: the optimizer's state and what is outside of it are not counted"
+        return "layers only: the optimizer's state, embeddings, head and loss are not counted"
+
     def __str__(self) -> str:
-        peak = f"{in_units(self.peak_bytes)} {self.target}" if self.peak_bytes is not None else "not compiled"
-        step = f", step {self.step_seconds * 1e3:.1f} ms (modelled)" if self.step_seconds is not None else ""
-        lines = [
-            self.policy.spec,
-            f"  peak {peak}, predicted {in_units(self.predicted_peak_bytes)}, "
-            f"of {in_units(self.hbm_bytes)} less {self.margin:.0%}",
-            f"  recomputes {self.recompute_share:.1%} of the layers' forward matmul FLOPs{step}",
+        predicted = f"predicted {human(self.predicted_peak_bytes)}"
+        compiled = "predicted, not compiled" if self.peak_bytes is None else f"{_compiled(self.target)}, {predicted}"
+        peak = self.predicted_peak_bytes if self.peak_bytes is None else self.peak_bytes
+        base = "the function's" if self.num_layers is None else "the layers'"
+        seconds = f", {human_seconds(self.recompute_seconds)} modelled" if self.recompute_seconds is not None else ""
+        figures = [
+            ("plan", self.policy.spec),
+            ("peak", f"{human(peak)}, {compiled}"),
+            ("memory", f"{human(self.hbm_bytes)} less {self.margin:.0%}: {human(self.hbm_bytes * (1 - self.margin))}"),
+            ("recompute", f"{self.recompute_share:.1%} of {base} forward matmul FLOPs{seconds}"),
         ]
-        lines += [
-            f"  keeps {k.name} ({in_units(k.nbytes * k.layers)} on the {k.where}, {k.layers} layers) {k.source}"
-            for k in self.kept
-        ]
-        return "\n".join(lines if self.kept else [*lines, "  keeps the layers' inputs only"])
+        figures += [("step", f"{human_seconds(self.step_seconds)} modelled")] if self.step_seconds is not None else []
+        figures += [("host", human(self.host_bytes))] if self.host_bytes else []
+        figures += [("counted", self.not_counted)] if self.not_counted else []
+        rows = aligned([("keeps    " if not i else "", *k.cells) for i, k in enumerate(self.kept)], right=(2,))
+        kept = most(rows.splitlines(), _ROWS, "values") or ["keeps      the layers' inputs only"]
+        return "\n".join([*_wrapped(figures), *kept])
+
+    __repr__ = __str__
+
+
+_ROWS = 12
+
+
+def _wrapped(figures: Iterable[tuple[str, str]]) -> list[str]:
+    indent = " " * 11
+    fill = partial(textwrap.wrap, width=WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return [line for name, said in figures for line in fill(f"{name:<9}  {said}")]
+
+
+def _compiled(target: str) -> str:
+    return target if target.startswith("compiled") else f"compiled for {target}"

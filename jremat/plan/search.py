@@ -53,14 +53,38 @@ class Found:
 
     def expected_bytes(self, choice: Choice, predicted_peak_bytes: int) -> int:
         """A choice's peak: the compiler's where it was compiled, else the prediction corrected."""
-        return _corrected(choice, predicted_peak_bytes, self.compiled)
+        return _corrected(choice, predicted_peak_bytes, self.compiled, _REACH)
 
 
-def _corrected(choice: Choice, predicted: int, compiled: Iterable[Compiled]) -> int:
-    """A prediction, moved by what the compiler said of the choice that keeps about as much."""
+def _corrected(choice: Choice, predicted: int, compiled: Iterable[Compiled], reach: float) -> int:
+    """A prediction, corrected by what the compiler said of the nearest choice that runs as this one does.
+
+    What a prediction misses depends on how the layers run (one loop, several loops, groups, schedules) and on how much
+    they keep. So the correction is that of the nearest compiled choice of the same kind, in full where both keep as
+    much, and falls to nothing where their kept bytes differ by the share ``reach`` of that choice's peak.
+    """
     distance = lambda other: (other.choice.plan != choice.plan, abs(other.choice.kept_bytes - choice.kept_bytes))
-    near = min(compiled, key=distance, default=None)
-    return predicted if near is None else predicted + near.peak_bytes - near.predicted_peak_bytes
+    alike = (other for other in compiled if _kind(other.choice.plan) == _kind(choice.plan))
+    near = min(alike, key=distance, default=None)
+    if near is None:
+        return predicted
+    if near.choice.plan == choice.plan:
+        return near.peak_bytes
+    share = max(0.0, 1 - distance(near)[1] / (reach * max(1, near.predicted_peak_bytes)))
+    return predicted + round(share * (near.peak_bytes - near.predicted_peak_bytes))
+
+
+def _kind(plan: Policy | LayerPlan) -> tuple[bool, bool, bool]:
+    """How layers run under a plan: whether in several loops, in groups, by a schedule.
+
+    >>> from jremat.policy import FULL, NONE, Segment
+    >>> mix = LayerPlan((Segment((FULL,), 3), Segment((NONE,))), label="mix:3*full,rest*none")
+    >>> _kind(FULL), _kind(mix), _kind(LayerPlan((Segment((FULL,), group=3),), label="every_k:3,full"))
+    ((False, False, False), (True, False, False), (False, True, False))
+    """
+    segments = () if isinstance(plan, Policy) else plan.segments
+    several = len(segments) > 1 or any(len(segment.pattern) > 1 for segment in segments)
+    return several, any(s.group > 1 for s in segments), any(s.slots is not None for s in segments)
 
 
 def search(
@@ -76,9 +100,9 @@ def search(
 
     Kept bytes fall along a line, and the peak about with them: what lies between two traced choices is expected to lie
     between their peaks, which says which one to trace next. What the compiler says of one choice corrects the
-    prediction of all by the difference, since what a prediction misses (workspace, fragmentation) hardly depends on the
-    plan: so the second compile is the last, but where nothing has fitted yet, where more than a fifth of the memory
-    would be left over, or where a named choice is faster and comes within 3% of the limit.
+    prediction of those that run as it does and keep about as much. The second compile is the last, but where nothing
+    has fitted yet, where more than a fifth of the memory would be left over, or where a named choice is faster and
+    comes within 3% of the limit.
 
     Args:
         lines: each fastest first, kept bytes falling; at least one, of at least one choice.
@@ -147,6 +171,8 @@ def search(
     return state.found(least if best is None else best, best is not None)
 
 
+_REACH = 0.25
+"""Share of a peak: what is reported of a choice isn't corrected by a compile of one that keeps more or less by that."""
 _HAIR, _PASSED_OVER, _MUCH, _NEAR, _USED = 1.015, 1.03, 0.8, 1.2, 0.8
 _AIMS = 1, 0.996, 0.985, 0.96, 0.9, 0
 """Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
@@ -205,9 +231,9 @@ class _Search:
         self.compiled[place] = confirm(self.choices[place].plan)
 
     def expected(self, place: int) -> int:
-        """Peak bytes, corrected by what the compiler said of the choice that keeps about as much."""
+        """Peak bytes, corrected by the nearest compile of the same kind, however far: a guess at what to compile."""
         peak = self.traced(place) if self.line[place] is None else self.peak[place]
-        return _corrected(self.choices[place], peak, self.proofs())
+        return _corrected(self.choices[place], peak, self.proofs(), np.inf)
 
     def proofs(self) -> tuple[Compiled, ...]:
         return tuple(Compiled(self.choices[k], self.predicted[k], peak) for k, peak in self.compiled.items())

@@ -1,7 +1,7 @@
 """What may be kept: decisions, op families, names, policies and plans over layers."""
 
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
-from jremat.policy.layers import LayerPlan, Request, Segment
+from jremat.policy.layers import LayerPlan, PolicyLike, Request, Segment
 from jremat.policy.names import VOCABULARY, tag
 from jremat.policy.ops import FAMILIES, Family
 from jremat.policy.policy import FULL, NONE, Policy
@@ -18,6 +18,7 @@ __all__ = [
     "Family",
     "LayerPlan",
     "Policy",
+    "PolicyLike",
     "Request",
     "Segment",
     "tag",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
 from jremat.policy.policy import Policy
 
@@ -132,7 +132,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """A wish that needs shapes before it is a policy: ``sqrt``, ``auto:60GiB``, ``budget:0.4``, ``overhead:0.03``.
+    """A request that needs shapes before it is a policy: ``sqrt``, ``auto:60GiB``, ``budget:0.4``, ``overhead:0.03``.
 
     Inert data. ``resolve`` hands it to the planner with a block and its shapes.
 
@@ -160,15 +160,39 @@ class Request:
     def __repr__(self) -> str:
         return f"policies.get({self.label!r})"
 
-    def resolve(self, block: Callable[..., Any], *args: Any, num_layers: int, **options: Any) -> "Policy | LayerPlan":
+    def resolve(self, block: Callable[..., Any], *args: Any, num_layers: int, **options: Any) -> "PolicyLike":
         """The policy or plan for ``num_layers`` of ``block`` at the shapes of ``args``; see ``jremat.plan.resolve``."""
-        # The only arrow that points up: a wish is data, its fulfilment is the planner's.
+        # The only import that points up: a request is data, and the planner answers it.
         from jremat.plan.resolve import resolve
 
-        return resolve(self, block, *args, num_layers=num_layers, **options)
+        return cast(PolicyLike, resolve(self, block, *args, num_layers=num_layers, **options))
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
             f"policy: {self.label!r} needs shapes before it is a policy; "
             "call policies.get(spec).resolve(block, *args, num_layers=L) first"
         )
+
+
+if TYPE_CHECKING:
+
+    class PolicyLike(Any):
+        """A ``Policy``, a ``LayerPlan`` or a ``Request``: which one is in the spec, which no type checker reads.
+
+        To a type checker it is accepted as each of the three, and ``isinstance`` tells them apart.
+        """
+
+        spec: str
+
+        def policies(self, num_layers: int) -> tuple[Policy, ...]: ...
+
+        @overload  # of a plan
+        def resolve(self, num_layers: int) -> tuple[Segment, ...]: ...
+
+        @overload  # of a request
+        def resolve(self, block: Callable[..., Any], *args: Any, num_layers: int, **options: Any) -> "PolicyLike": ...
+
+        def resolve(self, *args: Any, num_layers: int = 0, **options: Any) -> Any: ...
+
+else:
+    PolicyLike = Policy | LayerPlan | Request

@@ -59,6 +59,19 @@ class Family:
             return self.batched == bool(lhs_batch or rhs_batch)
         return True
 
+    def within(self, other: "Family") -> bool:
+        """Whether ``other`` matches all that this family matches.
+
+        >>> WEIGHT_MATMUL.within(MATMUL), MATMUL.within(WEIGHT_MATMUL)
+        (True, False)
+        """
+        return (
+            set(self.primitives) <= set(other.primitives)
+            and set(self.names) <= set(other.names)
+            and set(self.kernels) <= set(other.kernels)
+            and other.batched in (None, self.batched)
+        )
+
 
 def _kernel_name(params: Mapping[str, Any]) -> str:
     return str(params.get("name") or params.get("name_and_src_info") or "").lower()

@@ -52,16 +52,11 @@ class Policy:
     made_for: MadeFor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        # A rule that says what the default says is idle, unless it exempts values from another rule: a family from a
-        # weaker one that it overlaps, a name from any by family.
-        families = _canonical(self.families, key=lambda family: family.name)
-        idle = () if any(stronger(d, self.default) is not d for _, d in families) else (self.default,)
-        object.__setattr__(self, "families", tuple((f, d) for f, d in families if d not in idle))
-        names = _canonical(self.names, key=lambda name: name)
-        idle = () if self.families else (self.default,)
-        object.__setattr__(self, "names", tuple((identifier(n), d) for n, d in names if d not in idle))
+        object.__setattr__(self, "families", _canonical(self.families, key=lambda family: family.name))
+        object.__setattr__(self, "names", _canonical(self.names, key=lambda name: identifier(name)))
         object.__setattr__(self, "values", _canonical(self.values, key=lambda value: value))
         object.__setattr__(self, "optional", frozenset(self.optional) & {n for n, _ in self.names})
+        _check_overlaps(self.families)
 
     # -- construction ------------------------------------------------------------------------------------------
 
@@ -88,35 +83,41 @@ class Policy:
     # -- algebra -----------------------------------------------------------------------------------------------
 
     def __or__(self, other: "Policy") -> "Policy":
-        """Keep what either keeps: for each tag and each family the stronger of the two decisions.
+        """The rules of both, as ``;`` joins them in a spec.
 
-        A rule by name is more specific than one by family and stays so; a name that either side insists on stays
-        required. Order and grouping don't matter among policies that keep what they name and nothing else. Where
-        another default makes a rule idle, the rule is gone: later unions decide as before, but don't insist on it.
+        A rule is more specific than the default, whichever side it comes from, and a rule by name more specific than
+        one by family. The default ``RECOMPUTE`` yields to any other. A name that either side requires stays required,
+        also where it is decided as the default decides. The order and the grouping of unions don't matter.
 
-        >>> Policy.but("a", "b") | Policy.save("a")
-        policies.get('but:b')
+        Raises:
+            ValueError: the two sides decide differently about one name, one family, a family and a part of it, or the
+                values that no rule speaks of; a planned policy, which holds for its graph as it is.
+
+        >>> Policy.but("a") | Policy.offload("b")
+        policies.get('none;offload:b;but:a')
+        >>> Policy.offload("a") | Policy.save("a")
+        Traceback (most recent call last):
+        ...
+        ValueError: policy: 'offload:a' | 'save:a': expected one decision for 'a', got offload and save
         """
         if not isinstance(other, Policy):
             return NotImplemented
         if self.values or other.values or self.made_for or other.made_for:
             raise ValueError("policy: a planned policy holds for its graph as it is and can't be combined; plan anew")
-        mine, theirs = dict(self.names), dict(other.names)
-        names = {
-            name: stronger(mine.get(name, self.default), theirs.get(name, other.default)) for name in {*mine, *theirs}
-        }
-        ops, their_ops = dict(self.families), dict(other.families)
-        families = {
-            family: stronger(ops.get(family, self.default), their_ops.get(family, other.default))
-            for family in {*ops, *their_ops}
-        }
-        required = (mine.keys() - self.optional) | (theirs.keys() - other.optional)
-        return Policy(
-            names=tuple(names.items()),
-            families=tuple(families.items()),
-            default=stronger(self.default, other.default),
-            optional=(self.optional | other.optional) - required,
-        )
+        defaults = {self.default, other.default} - {RECOMPUTE}
+        required = {n for policy in (self, other) for n, _ in policy.names if n not in policy.optional}
+        try:
+            if len(defaults) > 1:
+                raise ValueError("policy: expected one decision for what no rule names, got save and offload")
+            return Policy(
+                names=self.names + other.names,
+                families=self.families + other.families,
+                default=defaults.pop() if defaults else RECOMPUTE,
+                optional=(self.optional | other.optional) - required,
+            )
+        except ValueError as error:
+            reason = str(error).removeprefix("policy: ")
+            raise ValueError(f"policy: {self.spec!r} | {other.spec!r}: {reason}") from None
 
     def all_but(self, *names: str) -> "Policy":
         """The same policy, with the values tagged ``names`` recomputed.
@@ -127,7 +128,7 @@ class Policy:
         >>> Policy.ops(MATMUL).all_but("attn_scores")
         policies.get('ops:matmul;but:attn_scores')
         """
-        return replace(self, names=(*self._without(names), *((n, RECOMPUTE) for n in names)), label=None)
+        return replace(self, names=(*self._without(names), *((n, RECOMPUTE) for n in names)), label=None)._effective()
 
     def to_host(self, *names: str) -> "Policy":
         """The same policy, with what it keeps moved to pinned host memory: the values tagged ``names``, or all.
@@ -136,7 +137,7 @@ class Policy:
         policies.get('save:a;offload:b')
         """
         if names:
-            return replace(self, names=(*self._without(names), *((n, OFFLOAD) for n in names)), label=None)
+            return replace(self, names=(*self._without(names), *((n, OFFLOAD) for n in names)), label=None)._effective()
 
         def move(decision: Decision) -> Decision:
             return OFFLOAD if decision is SAVE else decision
@@ -197,7 +198,7 @@ class Policy:
         >>> Policy.ops(WEIGHT_MATMUL).labelled("dots_with_no_batch_dims_saveable").canonical_spec
         'ops:weight_matmul'
         """
-        parts = [_DEFAULT_SPEC[self.default]] if self.default is not RECOMPUTE else []
+        parts = [_DEFAULT_SPEC[self.default]] if self.default is not RECOMPUTE or self.idle else []
         for decision, name_key, ops_key in _KEYS:
             names = [n + "?" * (n in self.optional) for n, d in self.names if d is decision]
             families = [f.name for f, d in self.families if d is decision]
@@ -205,7 +206,7 @@ class Policy:
             parts += [f"{ops_key}:{'+'.join(families)}"] if families else []
         if self.values:
             parts.append(f"{len(self.values)} planned values of graph {str(self.fingerprint).partition('-')[0]}")
-        if parts[:1] == [_DEFAULT_SPEC[SAVE]] and len(parts) > 1 and parts[1].startswith("but:"):
+        if parts[:1] == [_DEFAULT_SPEC[SAVE]] and len(parts) > 1 and parts[1].startswith("but:") and not self.idle:
             parts = parts[1:]  # "but:…" alone says that all else is kept
         return ";".join(parts) or "full"
 
@@ -216,9 +217,30 @@ class Policy:
         return f"policies.get({self.spec!r})"
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        """The names and families whose rules decide as the default does.
+
+        Such a rule still requires that a name exists, unless it is optional. A rule that exempts a value from another
+        rule isn't idle: a family from a weaker one that it overlaps, a name from any by family.
+
+        >>> (Policy(default=SAVE) | Policy.save("a")).idle, Policy.save("a").idle
+        (('a',), ())
+        """
+        kept = self._effective()
+        rules = (*self.names, *((f.name, d) for f, d in self.families))
+        effective = {*kept.names, *((f.name, d) for f, d in kept.families)}
+        return tuple(selector for selector, d in rules if (selector, d) not in effective)
+
+    @property
     def keeps_everything(self) -> bool:
         """Whether it changes nothing: all that the backward reads is kept, as without remat."""
-        return self.default is SAVE and not (self.names or self.families or self.values)
+        rules = self._effective()
+        return self.default is SAVE and not (rules.names or rules.families or self.values)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it changes nothing and requires nothing of a function: neither a name nor a plan's shapes."""
+        return self.keeps_everything and self.made_for is None and {n for n, _ in self.names} <= self.optional
 
     @property
     def offloads(self) -> bool:
@@ -235,8 +257,9 @@ class Policy:
         >>> Policy.but("a").strict_only, Policy.save("a").strict_only
         (True, False)
         """
-        left_out = any(decision is RECOMPUTE for _, decision in self.names)
-        moved = self.default is not RECOMPUTE and bool(self.names)
+        names = self._effective().names
+        left_out = any(decision is RECOMPUTE for _, decision in names)
+        moved = self.default is not RECOMPUTE and bool(names)
         return bool(self.values) or moved or left_out
 
     def decide(self, *, names: Iterable[str] = (), families: Iterable[str] = (), value: str | None = None) -> Decision:
@@ -285,6 +308,13 @@ class Policy:
         )
         return _offload_mark() if decision is OFFLOAD else decision is SAVE
 
+    def _effective(self) -> "Policy":
+        """The same policy without its idle rules."""
+        weaker = any(stronger(d, self.default) is not d for _, d in self.families)
+        families = tuple((f, d) for f, d in self.families if weaker or d is not self.default)
+        names = tuple((n, d) for n, d in self.names if families or d is not self.default)
+        return replace(self, names=names, families=families)
+
     def _without(self, names: Iterable[str]) -> tuple[tuple[str, Decision], ...]:
         dropped = set(names)
         return tuple((n, d) for n, d in self.names if n not in dropped)
@@ -304,8 +334,20 @@ def _canonical(pairs: Iterable[tuple[Any, Decision]], key: Any) -> tuple[tuple[A
     return tuple(sorted(seen.items(), key=lambda pair: key(pair[0])))
 
 
+def _check_overlaps(families: Iterable[tuple[Family, Decision]]) -> None:
+    """Refuse a rule for a part of a family where a stronger rule for the whole leaves nothing of it."""
+    pairs = tuple(families)
+    for part, weak in pairs:
+        for whole, strong in pairs:
+            if part != whole and weak is not strong and part.within(whole) and stronger(weak, strong) is strong:
+                raise ValueError(
+                    f"policy: expected one decision for {part.name!r}, a part of {whole.name!r}, got {weak.value} and "
+                    f"{strong.value}"
+                )
+
+
 _KEYS = ((SAVE, "save", "ops"), (OFFLOAD, "offload", "offload_ops"), (RECOMPUTE, "but", "but_ops"))
-_DEFAULT_SPEC = {SAVE: "none", OFFLOAD: "offload_all"}
+_DEFAULT_SPEC = {SAVE: "none", OFFLOAD: "offload_all", RECOMPUTE: "full"}
 
 
 @functools.cache

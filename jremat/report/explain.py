@@ -7,8 +7,10 @@ from typing import Any, Literal
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.flops import Flops, flops_of
 from jremat.graph.residuals import row_of
-from jremat.graph.trace import aval_bytes
+from jremat.graph.trace import MARK, aval_bytes, inner_jaxprs, opened
 from jremat.policy import OFFLOAD, LayerPlan, Policy
+from jremat.policy.ops import tagged_name
+from jremat.policy.shown import cut, human_flops
 from jremat.report.again import Again, made_again
 from jremat.report.parts import ORDER, layers_of, module_of, part_of
 from jremat.report.program import BothWays, both_ways
@@ -65,6 +67,7 @@ class Explanation:
         policy: the spec, or nothing where the function is as it is.
         rows: kept, offloaded, recomputed and input.
         forward_flops: matmul FLOPs of one forward pass.
+        unread: names in the function of values that the backward pass neither keeps nor recomputes.
 
     >>> import jax.numpy as jnp
     >>> found = explain(jnp.sin, jnp.ones(4))
@@ -75,6 +78,7 @@ class Explanation:
     policy: str
     rows: tuple[Row, ...]
     forward_flops: int
+    unread: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -108,6 +112,7 @@ class Explanation:
             "recompute_flops": self.recompute_flops,
             "recompute_other_flops": sum(row.recompute_other_flops for row in self.rows),
             "forward_flops": self.forward_flops,
+            "unread": self.unread,
         }
         return totals | {"rows": [asdict(row) for row in self.rows]}
 
@@ -117,9 +122,13 @@ class Explanation:
             for row in self.of("kept", "offloaded", "recomputed")
             if not row.fetched
         ]
-        share = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        share = ""
+        if self.forward_flops:
+            share = f", {self.recompute_flops / self.forward_flops:.1%} of the forward's matmul FLOPs"
         total = f"{self.kept_bytes:,} bytes kept, {self.offloaded_bytes:,} on the host"
-        return "\n".join([*lines, f"{total}; {self.recompute_flops:,} matmul FLOPs again{share}"])
+        return "\n".join([*map(cut, lines), cut(f"{total}; recompute: {human_flops(self.recompute_flops)}{share}")])
+
+    __repr__ = __str__
 
 
 def explain(
@@ -170,7 +179,19 @@ def explain_call(arguments: Arguments, rules: Rules) -> Explanation:
     rows = [*_kept(program, rules), *_merged(made_again(program.backward_equations), rules)]
     forward = sum((flops_of(eqn) for eqn in program.forward_equations), Flops())
     spec = "" if rules.policy is None else rules.policy.spec
-    return Explanation(spec, tuple(sorted(rows, key=_place)), forward.total)
+    shown = {row.value for row in rows} | {row.value.partition(" of ")[0] for row in rows}
+    unread = tuple(name for name in dict.fromkeys(_names(program.forward_equations)) if name not in shown)
+    return Explanation(spec, tuple(sorted(rows, key=_place)), forward.total, unread)
+
+
+def _names(equations: Sequence[Any]) -> Iterator[str]:
+    """The users' names of values in a program, loops and calls included, in order."""
+    for eqn in equations:
+        name = tagged_name(eqn.primitive, eqn.params)
+        if name is not None and not name.startswith(MARK):
+            yield name
+        for jaxpr, _ in inner_jaxprs(eqn):
+            yield from _names(opened(jaxpr).eqns)
 
 
 def _place(row: Row) -> tuple[Any, ...]:

@@ -4,11 +4,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from jremat.report.changes import Change, changes
 from jremat.report.explain import Explanation, Fate, Row
-from jremat.report.tables import changed, columns, human, human_flops
+from jremat.report.tables import Table, changed, columns, human, human_flops
 
 SMALL_SHARE = 1e-3
 """Of all kept bytes: values below it that cost no matmul are told together, one line a part."""
@@ -26,16 +24,14 @@ def of_values(found: Explanation, title: str, *, every: bool = False) -> Table:
     """
     plan = any(row.layers for row in found)
     heads = ["value", *(["layers"] if plan else []), "fate", "shape", "bytes", "share", "again", "source", "why"]
-    table = columns(title, heads, right=("bytes", "share", "again"), fold=("value", "why"))
+    table = columns(title, heads, right=("bytes", "share", "again"), loose=("shape", "source", "why"))
     held = max(found.kept_bytes + found.offloaded_bytes, 1)
     for part, group in itertools.groupby(found.of(*FATE_WORDS), key=lambda row: row.part):
         rows = list(group)
         total, again = _sums(rows)
         blank = ("",) * (3 if plan else 2)
         table.add_section()
-        table.add_row(
-            part, *blank, human(total) if total else "", _share(total, held), _cost(again), "", "", style="bold"
-        )
+        table.add_row(part, *blank, human(total) if total else "", _share(total, held), _cost(again), bold=True)
         large = [row for row in rows if every or not is_small(row, held)]
         for row in large:
             table.add_row(*_cells(row, held, plan))
@@ -43,7 +39,7 @@ def of_values(found: Explanation, title: str, *, every: bool = False) -> Table:
         if rest:
             small = _sums([row for row in rows if is_small(row, held)])[0]
             size = human(small) if small else ""
-            table.add_row(f"  {rest} small value{'s' * (rest > 1)}", *blank, size, _share(small, held), "", "", "")
+            table.add_row(f"  {rest} small value{'s' * (rest > 1)}", *blank, size, _share(small, held))
     return table
 
 
@@ -54,11 +50,17 @@ def totals(found: Explanation) -> list[str]:
     lines = [f"kept         {human(found.kept_bytes)} in {_count(kept)} on the device"]
     if host:
         lines.append(f"offloaded    {human(found.offloaded_bytes)} in {_count(host)} in the host's memory")
-    share = f", {found.recompute_flops / found.forward_flops:.1%} of the forward's" if found.forward_flops else ""
+    share = (
+        f", {found.recompute_flops / found.forward_flops:.1%} of the forward's matmul FLOPs"
+        if found.forward_flops
+        else ""
+    )
     cost = f"{human_flops(found.recompute_flops)} in matmuls{share}" if again else "nothing"
     lines.append(f"made again   {cost}")
     if inputs:
         lines.append(f"read anyway  {human(inputs)} of arguments and constants, which are there without a policy")
+    if found.unread:
+        lines.append(f"names        {', '.join(found.unread)}: nothing is kept or recomputed under them")
     return lines
 
 
@@ -97,7 +99,7 @@ def of_segments(found: Explanation, title: str) -> Table:
     segments = by_segment(found)
     host = any(segment.offloaded_bytes for segment in segments)
     heads = ["layers", "kept", *(["host"] if host else []), "again", "keeps, with copies"]
-    table = columns(title, heads, right=("kept", "host", "again"), fold=("keeps, with copies",))
+    table = columns(title, heads, right=("kept", "host", "again"), loose=("keeps, with copies",))
     for s in segments:
         names = ", ".join(s.values[:12]) + (f", {len(s.values) - 12} more" if len(s.values) > 12 else "")
         on_host = [human(s.offloaded_bytes)] if host else []
@@ -109,11 +111,11 @@ def of_changes(before: Explanation, after: Explanation, title: str) -> Table:
     """Two policies side by side: the values whose fate or cost differs."""
     left, right = before.policy or "as it is", after.policy or "as it is"
     heads = ("value", left, right, "bytes", "again", "source")
-    table = columns(title, heads, right=("bytes", "again"), fold=("value", left, right))
+    table = columns(title, heads, right=("bytes", "again"), loose=(left, right, "source"))
     found = [change for change in changes(before, after) if change.differs]
     for part, group in itertools.groupby(found, key=lambda change: change.part):
         table.add_section()
-        table.add_row(part, style="bold")
+        table.add_row(part, bold=True)
         for change in group:
             table.add_row(*_changed_cells(change))
     table.add_section()

@@ -13,8 +13,10 @@ _NEAR = 0.012
 """Of an axis: points nearer than this in both directions can't be told apart, and share a label."""
 
 
-def merged(points: Sequence[tuple[float, float, str]], spans: tuple[float, float]) -> list[tuple[float, float, str]]:
-    """Points that a reader could not tell apart share a label, a line each.
+def merged(
+    points: Sequence[tuple[float, float, str]], spans: tuple[float, float], joint: str = "\n"
+) -> list[tuple[float, float, str]]:
+    """Points that a reader could not tell apart share a label, their names joined by ``joint``.
 
     >>> merged([(0, 0, "a"), (0.001, 0, "b"), (1, 1, "c")], (1, 1))
     [(0, 0, 'a\\nb'), (1, 1, 'c')]
@@ -23,14 +25,14 @@ def merged(points: Sequence[tuple[float, float, str]], spans: tuple[float, float
     for x, y, label in points:
         for k, (x0, y0, names) in enumerate(found):
             if abs(x - x0) <= _NEAR * spans[0] and abs(y - y0) <= _NEAR * spans[1]:
-                found[k] = x0, y0, f"{names}\n{label}"
+                found[k] = x0, y0, f"{names}{joint}{label}"
                 break
         else:
             found.append((x, y, label))
     return found
 
 
-def place(axes: Any, points: Sequence[tuple[float, float, str]], fontsize: float = 8) -> None:
+def place(axes: Any, points: Sequence[tuple[float, float, str]], fontsize: float = 8, joint: str = "\n") -> None:
     """Write each label where it covers no other label and no point, as near to its point as there is room."""
     if not points:
         return
@@ -39,7 +41,7 @@ def place(axes: Any, points: Sequence[tuple[float, float, str]], fontsize: float
     spans = abs(axes.get_xlim()[1] - axes.get_xlim()[0]), abs(axes.get_ylim()[1] - axes.get_ylim()[0])
     taken = [_around(axes.transData.transform((x, y))) for x, y, _ in points]
     frame = axes.get_window_extent()
-    for x, y, label in merged(points, spans):
+    for x, y, label in merged(points, spans, joint):
         best = None
         for right, up, side, height in _PLACES:
             text = axes.annotate(

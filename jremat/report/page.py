@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from html import escape as escape_html
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -14,6 +14,7 @@ from jremat.report.changes import changes
 from jremat.report.explain import Explanation, Row
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
 from jremat.report.tables import changed, human, human_flops
+from jremat.report.text import printable
 from jremat.report.timeline import LINES, Timeline, said, thinned
 
 MOST_MOMENTS = 1500
@@ -71,6 +72,11 @@ def page(title: str, told: Told, against: Told | None = None, findings: Sequence
     )
 
 
+def escape(text: str) -> str:
+    """A name as text of the page: no markup, and no control character."""
+    return escape_html(printable(text))
+
+
 def _json(figures: Any) -> str:
     """Text that can't close its own script element."""
     return json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")
@@ -78,7 +84,11 @@ def _json(figures: Any) -> str:
 
 def _cards(told: Told) -> str:
     found, timeline = told.found, told.timeline
-    share = f"{found.recompute_flops / found.forward_flops:.1%} of the forward's matmuls" if found.forward_flops else ""
+    share = (
+        f"{found.recompute_flops / found.forward_flops:.1%} of the forward's matmul FLOPs"
+        if found.forward_flops
+        else ""
+    )
     cards = [
         (human(timeline.peak_bytes), f"predicted peak: {said(timeline)}"),
         (human(found.kept_bytes), f"kept for the backward pass, {len(found.of('kept'))} values"),

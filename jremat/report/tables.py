@@ -1,41 +1,22 @@
 """What all tables for people share: units, columns, a console."""
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING
+
+from jremat.policy.shown import human, human_flops
+from jremat.report.layout import INDENT, Column, Note, Row, laid_out
+from jremat.report.text import printable, wrapped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
 
 PIPE_WIDTH = 160
-"""Columns of a table that goes to a pipe or a file, which rich would give 80."""
-
-
-def human(nbytes: float) -> str:
-    """Bytes in a unit that suits them.
-
-    >>> human(1536), human(80 * 2**30)
-    ('1.5 KiB', '80.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.1f} TiB"
-
-
-def human_flops(flops: float) -> str:
-    """FLOPs in a unit that suits them.
-
-    >>> human_flops(1_236_950_581_248), human_flops(27)
-    ('1.24 TFLOP', '27 FLOP')
-    """
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
-        if abs(flops) < 1000:
-            return f"{flops:.0f} {unit}" if unit == "FLOP" else f"{flops:.3g} {unit}"
-        flops /= 1000
-    return f"{flops:,.3g} PFLOP"
+"""Columns of a table that goes to a pipe or a file where ``COLUMNS`` says nothing."""
+LEAST_WIDTH = 20
+"""Columns below which no table is laid out."""
 
 
 def changed(difference: float, unit: str) -> str:
@@ -48,31 +29,88 @@ def changed(difference: float, unit: str) -> str:
     return f"{'-' if difference < 0 else '+'}{text}" if difference else ""
 
 
-def console() -> "Console":
-    """Where tables go: as wide as the terminal, wide enough in a pipe, words left uncoloured."""
+def console(file: IO[str] | None = None) -> "Console":
+    """Where tables go: as wide as the terminal or ``COLUMNS``, wide enough in a pipe; no text is read as markup."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    screen = Console(width=None if told else PIPE_WIDTH, file=file, markup=False, emoji=False, highlight=False)
+    screen.width = max(screen.width, LEAST_WIDTH)
+    return screen
 
 
-def columns(title: str, heads: Sequence[str], right: Sequence[str] = (), fold: Sequence[str] = ()) -> "Table":
-    """An empty table.
+def show(screen: "Console", *texts: str, indent: int = 0) -> None:
+    """Print each text, broken between words where it is wider than the screen, its later lines indented."""
+    for text in texts:
+        for line in wrapped(printable(text), screen.width, indent):
+            screen.print(line, soft_wrap=True)
+
+
+class Table:
+    """A table that shows every cell whole, however narrow the screen.
+
+    Where the columns don't fit beside one another, the ``loose`` ones go to a line of their own below their row, the
+    last first. Where the rest still doesn't fit, a long label (the first column) has a line to itself, or the other
+    columns go on in further lines.
 
     Args:
-        title: above it, at the left.
-        heads: of the columns, in order.
-        right: those of them that hold figures.
-        fold: those of them that may take several lines; the others are never cut.
+        title: above it.
+        caption: below it, each line by itself.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
 
-    table = Table(title=title, title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
+    def __init__(self, title: str = "", caption: str = "") -> None:
+        self.title, self.caption = title, caption
+        self.columns: list[Column] = []
+        self.rows: list[Row | Note | None] = []  # None: a new section begins
+
+    def add_column(self, head: str, *, right: bool = False, loose: bool = False) -> None:
+        """A column more, at the right: its head, whether it holds figures, whether it may stand below its row."""
+        self.columns.append(Column(printable(head), right, loose))
+
+    def add_row(self, *cells: str, bold: bool = False) -> None:
+        """A row more; cells that are left out are empty."""
+        assert len(cells) <= len(self.columns)
+        blank = ("",) * (len(self.columns) - len(cells))
+        self.rows.append(Row((*map(printable, cells), *blank), bold))
+
+    def add_note(self, text: str) -> None:
+        """Text below the last row, in lines of its own."""
+        self.rows.append(Note(printable(text)))
+
+    def add_section(self) -> None:
+        """Set what follows apart."""
+        if self.rows and self.rows[-1] is not None:
+            self.rows.append(None)
+
+    def lines(self, width: int) -> Iterator[tuple[str, bool]]:
+        """Each line at a width, and whether it is bold."""
+        yield from ((line, False) for line in wrapped(printable(self.title), width) if line)
+        rows = [row for row in self.rows if isinstance(row, Row)]
+        layout = laid_out(self.columns, rows, width)
+        for line in layout.lines(Row(tuple(column.head for column in self.columns)), self.columns, width):
+            yield line, False
+        yield "─" * min(width, layout.width), False
+        for row in self.rows:
+            if row is None:
+                yield "", False
+            elif isinstance(row, Note):
+                yield from ((line, False) for line in wrapped(" " * INDENT + row.text, width, 2 * INDENT))
+            else:
+                yield from ((line, row.bold) for line in layout.lines(row, self.columns, width))
+        for text in self.caption.splitlines():
+            yield from ((line, False) for line in wrapped(printable(text), width, 2))
+
+    def __rich_console__(self, screen: "Console", options: "ConsoleOptions") -> Iterator["Segment"]:
+        from rich.segment import Segment
+        from rich.style import Style
+
+        for line, bold in self.lines(options.max_width):
+            yield Segment(line + "\n", Style(bold=True) if bold else None)
+
+
+def columns(title: str, heads: Sequence[str], right: Sequence[str] = (), loose: Sequence[str] = ()) -> Table:
+    """An empty table: ``right`` and ``loose`` name heads, as ``Table.add_column`` takes them."""
+    table = Table(title)
     for head in heads:
-        table.add_column(
-            head,
-            justify="right" if head in right else "left",
-            no_wrap=head not in fold,
-            overflow="fold" if head in fold else "ellipsis",
-        )
+        table.add_column(head, right=head in right, loose=head in loose)
     return table

@@ -4,11 +4,9 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
-import jax
-
-from jremat.graph.trace import compiled, weakly_cached
+from jremat.graph.trace import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import FULL, LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable
@@ -29,8 +27,11 @@ from jremat.transform.scan import (
 )
 from jremat.transform.schedule import tables
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: int) -> Callable[..., Any]:
+
+def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -> Callable[P, R]:
     """``num_layers`` of ``block`` in a row, under a plan that may differ from layer to layer.
 
     Kept and recomputed is what the plan says, layer by layer; parameters are read where they stand and never kept, nor
@@ -40,7 +41,7 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
     run as the scans of ``jremat.transform.scan.scan_stack``, and a warning says when it is traced what that costs; what
     the plan offloads stays on the device in the first two. Under ``jax_debug_key_reuse`` it runs as scans, too.
 
-    Traces are remembered as by ``jax.jit``: a second call with equal shapes compiles nothing, outside of ``jit`` too.
+    Traces are cached as by ``jax.jit``: a second call with equal shapes, outside of ``jit`` too, compiles nothing.
 
     Args:
         block: pure function ``block(layer_parameters, carry, *shared)`` to the next carry; any pytrees. Or to a pair of
@@ -87,21 +88,21 @@ def stack(block: Callable[..., Any], plan: LayerPlan | Policy, *, num_layers: in
             run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
         return call.finish(*run(call.stacked, call.shared, call.carry))
 
-    return stacked_blocks
+    return cast(Callable[P, R], stacked_blocks)
 
 
 def _only_scans(layout: Layout) -> str:
     """Why a stack runs as scans in reverse mode too; empty where it doesn't."""
     if layout.writes:
         return "a block that writes values beside its carry"
-    if jax.config.jax_debug_key_reuse:  # which has no rule for a derivative of one's own, and takes a replay for reuse
+    if checks_key_reuse():  # which has no rule for a derivative of one's own, and takes a replay for reuse
         return "jax_debug_key_reuse"
     return ""
 
 
 def _scannable(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """The plan as scans; under the key-reuse checker, which takes a group's replay for reuse, each layer alone."""
-    if not jax.config.jax_debug_key_reuse:
+    if not checks_key_reuse():
         return segments
     alone = [replace(s, pattern=(FULL,) * len(s.pattern)) if s.group > 1 else s for s in segments]
     return one_by_one(alone)

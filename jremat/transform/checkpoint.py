@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
@@ -19,16 +19,19 @@ from jremat.policy.policy import Policy
 from jremat.transform.closures import refuse_hijax, refuse_linen
 from jremat.transform.decide import Candidate, Decisions, candidates, check, decide
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def checkpoint(
-    f: Callable[..., Any],
+    f: Callable[P, R],
     policy: Policy,
     *,
     strict: bool = True,
     static_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
     prevent_cse: bool = True,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """``f``, whose gradient keeps just the values that ``policy`` keeps and recomputes the others.
 
     The function is traced to its graph, each value gets its decision, and a name is put on those to keep: so the policy
@@ -67,15 +70,14 @@ def checkpoint(
     Source: the selective recomputation of Chen et al. 2016, arXiv 1604.06174, section 4, decided per value.
     """
     expect_policy(policy)
-    if policy.keeps_everything and policy.made_for is None:
+    if policy.is_identity:
         return f
 
     @functools.wraps(f)
-    def rematted(*args: Any, **kwargs: Any) -> Any:
+    def rematted(*args: P.args, **kwargs: P.kwargs) -> R:
         refuse_linen(f, args, kwargs)
-        return call_rematted(
-            take_apart(f, args, kwargs, static_argnames, static_argnums), policy, strict=strict, prevent_cse=prevent_cse
-        )
+        arguments = take_apart(f, args, kwargs, static_argnames, static_argnums)
+        return cast(R, call_rematted(arguments, policy, strict=strict, prevent_cse=prevent_cse))
 
     return rematted
 
@@ -85,7 +87,7 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     refuse_hijax(arguments.array_paths, arguments.arrays)
     program = rerunnable(capture(arguments))
     decisions = decisions_for(program, policy, strict=strict)
-    if policy.keeps_everything:  # a plan, and these are its shapes
+    if policy.keeps_everything:  # a plan, or names that it requires; they are there
         return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
     _refuse_lost_offload(policy, decisions)
     outs = _rematted(program, decisions, prevent_cse, policy)(program.consts, arguments.arrays)
@@ -127,7 +129,7 @@ def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any
     """Raise where ``checkpoint(f, policy)`` would raise at its call, for each of ``policies``; nothing is rematted."""
     program = rerunnable(capture(take_apart(f, args, {})))
     for policy in policies:
-        if not policy.keeps_everything or policy.made_for is not None:
+        if not policy.is_identity:
             graph = _graph_for(program, policy)
             check(graph, policy, strict=True)
             _refuse_lost_offload(policy, decide(graph, policy))

@@ -71,15 +71,15 @@ def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tu
         num_layers: that ``parameters`` are for.
 
     Raises:
-        ValueError: a leaf of ``parameters`` has another length, or the block's result isn't like its carry.
+        ValueError: a leaf of ``parameters`` has another length, the block's result isn't like its carry, or it has an
+            effect that a rerun would repeat.
     """
     check_lengths(parameters, num_layers)
     block, parameters, shared = arrays_alone(block, parameters, shared)
     one = one_layer(parameters)
-    closed, out = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
+    traced, out = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
     paths = take_apart_at(block, (one, carry, *shared), {}, ()).paths
-    program = rerunnable(Program(closed.jaxpr, tuple(closed.consts), None, paths), "block")
-    closed = core.ClosedJaxpr(program.jaxpr, program.consts)
+    closed = rerunnable(Program(traced.jaxpr, tuple(traced.consts), None, paths), "block")
     writes = _writes_beside(carry, out)
     _check_carry(carry, out[0] if writes else out)
     leaves, tree = jax.tree.flatten(carry)

@@ -56,7 +56,7 @@ def remat_linen(
     dict_keys(['Dense_0', 'Dense_1'])
     """
     expect_policy(policy)
-    if policy.keeps_everything and policy.made_for is None:
+    if policy.is_identity:
         return block
     names = static_argnames if isinstance(static_argnames, str) else tuple(static_argnames)
     nums = static_argnums if isinstance(static_argnums, int) else tuple(static_argnums)

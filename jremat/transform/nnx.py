@@ -42,7 +42,7 @@ def remat_nnx(
     (2, 4)
     """
     expect_policy(policy)
-    if policy.keeps_everything and policy.made_for is None:
+    if policy.is_identity:
         return f
     refuse_nnx(f)
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,34 @@ from jremat.transform.closures import is_bound, refuse_linen
 from jremat.transform.linen import remat_linen, remat_over_module
 from jremat.transform.nnx import remat_nnx
 from jremat.transform.subclass import in_place_of, rematted_class
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def remat(
+    target: type[T],
+    policy: Policy,
+    *,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    prevent_cse: bool = True,
+) -> type[T]: ...
+
+
+@overload
+def remat(
+    target: Callable[P, R],
+    policy: Policy,
+    *,
+    strict: bool = True,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    prevent_cse: bool = True,
+) -> Callable[P, R]: ...
 
 
 def remat(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jremat.graph.trace import compiled, weakly_cached
+from jremat.graph.trace import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import LayerPlan, Policy, Request, Segment
 from jremat.policy.counts import whole_number
 from jremat.transform.checkpoint import checkpoint
@@ -18,7 +18,7 @@ from jremat.transform.layer import Flat, Leaves
 
 Block = Callable[..., Any]
 ONE_BY_ONE = jax.make_user_context(False)
-"""Where True, a stack is traced as scans of layers that each stand alone under their policy: what a lint reads."""
+"""Where it is True, a stack is traced as scans of layers, each alone under its policy: what the lint reads."""
 
 _NOTHING = jax.checkpoint_policies.nothing_saveable  # None would mean the same, and reads as if it meant no remat
 
@@ -66,7 +66,7 @@ def compiled_scans(
     """``scanned`` as one compiled function of flat lists, made once for a traced block and a plan."""
     run = flat_scans(flat_call(jaxpr, layout), layout.num_carry, segments)
     # The key-reuse checker knows that a remat's replay is no reuse, but not that one inside of a compiled function is.
-    return run if jax.config.jax_debug_key_reuse else compiled(run)
+    return run if checks_key_reuse() else compiled(run)
 
 
 def flat_scans(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from policies.costs import cost
 from policies.dictionaries.markdown import code, printed, table
 from policies.entry import Entry
 from policies.maxtext import ENTRIES, NAMES
@@ -152,7 +153,7 @@ def page() -> str:
 
 def _policy(entry: Entry) -> tuple[str, ...]:
     names = " or ".join(code(spec.removeprefix("maxtext:")) for spec in (entry.spec, *entry.aliases))
-    kept, host, again = entry.llama.pretty()
+    kept, host, again = cost(entry, "llama", "blockwise")
     in_host = f", of it on the host {host}" if host != "0" else ""
     return names, code(entry.spec), entry.kept, entry.recomputed, kept + in_host, again
 

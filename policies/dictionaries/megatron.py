@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from policies.costs import cost
 from policies.dictionaries.markdown import code, printed, table
 from policies.entry import Entry
 from policies.megatron import ENTRIES, MODULES
@@ -216,7 +217,7 @@ def _line(said: tuple[str, str]) -> tuple[str, str, str]:
 def _module(entry: Entry) -> tuple[str, ...]:
     module = entry.spec.removeprefix("megatron:")
     kind = "its output is discarded" if module in DISCARDS_OUTPUT else "a checkpoint around it"
-    kept, _, again = entry.gpt.pretty()
+    kept, _, again = cost(entry, "gpt")
     return code(module), kind, ", ".join(map(code, MODULES[module])), entry.kept, kept, again
 
 

@@ -16,7 +16,7 @@ from jremat.measure import target
 from models.config import get
 from models.transformer import Transformer, block_apply, init_params, mean_loss
 from scripts.benchmark.config import Case
-from scripts.flags import MOST_TOKENS
+from scripts.flags import MOST_TOKENS, dtype_on
 from scripts.training.cost import model_flops
 from scripts.training.remat import Remat, remat
 
@@ -113,7 +113,8 @@ def config_of(case: Case) -> TransformerConfig:
     platform = jax.default_backend() if platform == "local" else platform
     if case.attention == "cudnn" and platform not in ("cuda", "gpu"):
         raise ValueError(f"attention: cudnn needs an NVIDIA GPU, target {case.target!r} is none; use blockwise")
-    changed: dict[str, Any] = {"attention": case.attention, "compute_dtype": case.compute_dtype, "dropout": 0.0}
+    changed: dict[str, Any] = {"attention": case.attention, "dropout": 0.0}
+    changed["compute_dtype"] = dtype_on(case.compute_dtype, platform)
     return replace(config, num_layers=case.layers or config.num_layers, **changed)
 
 

@@ -11,40 +11,53 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scripts.flags import BATCH, SMALL_MODEL, Attention, Dtype, Files, Stack, check_file, check_folder
+from scripts.flags import (
+    BATCH,
+    SMALL_MODEL,
+    Attention,
+    Batches,
+    Dtype,
+    Files,
+    Hbm,
+    Json,
+    Layers,
+    LossChunk,
+    Margin,
+    Minutes,
+    ModelNames,
+    Plot,
+    Seqs,
+    Specs,
+    Stack,
+    TargetNames,
+    check_file,
+    check_folder,
+    read_bytes,
+)
 
 
 @dataclass(frozen=True)
 class Bench:
     """Memory, FLOPs and, where the device is here, time of training steps under remat policies.
 
-    Every combination of model, policy, batch, sequence and target is one case and one row.
+    Every combination of model, policy, batch, sequence and target is one case and one row. Rows are written to --json
+    as they land, and a file that is there is continued.
     """
 
-    model: tuple[str, ...] = (SMALL_MODEL,)
-    """Sizes of models/config.py."""
-    policies: tuple[str, ...] = ("none", "full", "dots_saveable", "save_only_matmuls")
-    """Policy specs; python -m policies lists them."""
-    target: tuple[str, ...] = ("local",)
-    """cpu, local, or a device that is only described: a100 h100 h200 b200 v5e v5p v6e, also several as h200x8."""
+    model: ModelNames = (SMALL_MODEL,)
+    policies: Specs = ("none", "full", "dots_saveable", "save_only_matmuls")
+    target: TargetNames = ("local",)
     target_config: Files = None
     """A GPU's description in XLA's text form, in place of --target."""
-    batch: tuple[int, ...] = (BATCH,)
-    """Sequences in a step, on all devices together."""
-    seq: tuple[int, ...] = ()
-    """Tokens in a sequence; by default the model's context, 1024 at most."""
-    layers: int = 0
-    """In place of the model's own number of layers; 0 keeps it."""
+    batch: Batches = (BATCH,)
+    seq: Seqs = ()
+    layers: Layers = None
     attention: Attention = "dot"
-    """dot keeps an s×s array; blockwise never has one, on any backend; cudnn needs an NVIDIA GPU and bfloat16."""
-    compute_dtype: Dtype = "bfloat16"
-    """Of activations and matmuls; parameters and the optimizer's state are float32."""
-    loss_chunk: int = 0
-    """Positions whose logits are alive at a time; 0 keeps them all."""
+    compute_dtype: Dtype = "auto"
+    loss_chunk: LossChunk = 0
     step: Literal["train", "gradient"] = "train"
     """train: gradient and AdamW on a donated state; gradient: value and gradient alone."""
     stack: Stack = "auto"
-    """auto takes the scan where one policy holds for all layers."""
     compile_only: bool = False
     """Don't run, also where the device is here."""
     steps: int = 10
@@ -53,26 +66,21 @@ class Bench:
     """Steps before them."""
     largest_batch: bool = False
     """Find for each policy the largest batch that fits the target's memory; --batch is where the search starts."""
-    margin: float = 0.05
-    """Share of the device's memory that --largest-batch leaves free."""
-    memory_bytes: int = 0
-    """Device memory for --largest-batch where the target's is unknown (cpu); 0 takes the target's."""
+    margin: Margin = 0.05
+    hbm: Hbm = None
     xla_remat: bool = False
     """Leave XLA's own rematerialization on."""
     timeout_seconds: float = 900.0
     """A case that takes longer is stopped and noted."""
-    json: Files = None
-    """Rows, written as they land; a file that is there is continued."""
-    plot: Files = None
-    """A folder for the pictures."""
+    json: Json = None
+    plot: Plot = None
     profile: Files = None
     """A folder for a trace of one step of each case that runs, for XProf."""
     suite: Literal["none", "gpu"] = "none"
     """gpu: a prepared list of cases for one NVIDIA GPU, in place of the flags above that make cases."""
     suite_size: Literal["whole", "small"] = "whole"
     """small rehearses the suite on any machine."""
-    minutes: float = 8.0
-    """After this, a suite starts no further case."""
+    minutes: Minutes = 8.0
 
     def check(self) -> None:
         """Refuse what no case can come of.
@@ -91,8 +99,8 @@ class Bench:
         ):
             if any(value < 1 for value in values):
                 raise ValueError(f"{name}: expected at least 1, got {min(values)}")
-        for name in ("layers", "loss_chunk", "memory_bytes"):
-            if getattr(self, name) < 0:
+        for name in ("layers", "loss_chunk"):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
         if self.margin != Bench.margin and not self.largest_batch:
             raise ValueError("margin: only --largest-batch leaves a margin")
@@ -102,8 +110,23 @@ class Bench:
             raise ValueError("timeout_seconds, minutes: expected more than 0")
         if self.profile and self.compile_only:
             raise ValueError("profile: a step must run to be traced, and --compile-only runs none")
+        self._check_of_use()
+        read_bytes("hbm", self.hbm)
         check_file("json", self.json)
         check_folder("plot", self.plot)
+
+    def _check_of_use(self) -> None:
+        """Refuse a flag that would do nothing."""
+        given = {f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+        if self.suite == "gpu":
+            for name in sorted(given - {"suite", "suite_size", "minutes", "timeout_seconds", "json", "plot"}):
+                raise ValueError(f"{name}: of no use here, --suite gpu has its own cases")
+        for name in sorted(given & {"suite_size", "minutes"}) if self.suite == "none" else ():
+            raise ValueError(f"{name}: of no use without --suite gpu")
+        for name in sorted(given & {"steps", "warmup"}) if self.compile_only else ():
+            raise ValueError(f"{name}: of no use here, --compile-only runs no step")
+        if {"target", "target_config"} <= given:
+            raise ValueError("target: of no use here, --target-config describes the device")
 
 
 @dataclass(frozen=True)
@@ -124,7 +147,7 @@ class Case:
     seq: int = 0
     layers: int = 0
     attention: str = "dot"
-    compute_dtype: str = "bfloat16"
+    compute_dtype: str = "auto"
     loss_chunk: int = 0
     step: str = "train"
     stack: str = "auto"
@@ -160,4 +183,5 @@ def cases(bench: Bench) -> Iterator[Case]:
         targets, bench.model, bench.seq or (0,), bench.batch, bench.policies
     ):
         yield Case(**same | {"model": model, "policy": policy, "target": target, "batch": batch, "seq": seq,
+                             "layers": bench.layers or 0, "memory_bytes": read_bytes("hbm", bench.hbm) or 0,
                              "profile": str(bench.profile or "")})  # fmt: skip

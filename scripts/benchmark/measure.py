@@ -78,7 +78,7 @@ def timed(case: Case, built: Built, run: jax.stages.Compiled, kind: Target, foun
         model_flops=found["model_flops"],
         model_flops_half=found["model_flops_half"],
         total_flops=found["total_flops"],
-        peak=peak_of(here[0], case.compute_dtype),
+        peak=peak_of(here[0], built.config.compute_dtype),
         num_devices=kind.num_devices,
     )
     held = device_memory(here[0])
@@ -118,7 +118,7 @@ def _limit(case: Case, kind: Target) -> int:
         return case.memory_bytes
     limit = kind.hbm_bytes if kind.described else (devices(kind)[0].memory_stats() or {}).get("bytes_limit")
     if limit is None:
-        raise ValueError(f"memory_bytes: {kind.name} has no memory size to search in; give one")
+        raise ValueError(f"hbm: {kind.name} has no memory size to search in; give one, as --hbm 8GiB")
     return limit
 
 

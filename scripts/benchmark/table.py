@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from jremat.report.tables import human
+from jremat.report.tables import Table, human
 
 Row = dict[str, Any]
 
@@ -19,7 +17,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("device's own", lambda r: _device(r)),
     ("temp", lambda r: human(r["temp_bytes"]) if "temp_bytes" in r else ""),
     ("host", lambda r: human(r["host_bytes"]) if r.get("host_bytes") else ""),
-    ("recompute", lambda r: f"{r['recompute_flops'] / r['model_flops']:.1%}" if "recompute_flops" in r else ""),
+    ("recompute,\nof model FLOPs", lambda r: _of_model(r)),
     ("compile", lambda r: f"{r['compile_seconds']:.1f} s" if "compile_seconds" in r else ""),
     ("step", lambda r: f"{r['step_seconds']:.4g} s ±{r['spread_seconds']:.2g}" if "step_seconds" in r else ""),
     ("tokens/s", lambda r: f"{r['tokens_per_second']:,.0f}" if "tokens_per_second" in r else ""),
@@ -33,12 +31,12 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 def table(rows: Sequence[Row], title: str) -> Table:
     """One target's rows as a table. Recompute is a share of the model's FLOPs (full convention)."""
-    found = Table(title=title, title_justify="left")
+    found = Table(title)
     cells = [[show(row) for _, show in _COLUMNS] for row in rows]
     used = [i for i in range(len(_COLUMNS)) if any(line[i] for line in cells)]
     for i in used:
-        text = _COLUMNS[i][0] in ("model", "policy", "")
-        found.add_column(_COLUMNS[i][0], justify="left" if text else "right", no_wrap=not text)
+        head = _COLUMNS[i][0]
+        found.add_column(head, right=head not in ("model", "policy", ""))
     for line in cells:
         found.add_row(*(line[i] for i in used))
     return found
@@ -49,6 +47,10 @@ def label(row: Row) -> str:
     kind = row.get("hardware", {}).get("device_kind")
     ran = f"{row['target']}: run on {kind}" if "step_seconds" in row else None
     return ran or row.get("label") or row["target"]
+
+
+def _of_model(row: Row) -> str:
+    return f"{row['recompute_flops'] / row['model_flops']:.1%}" if "recompute_flops" in row else ""
 
 
 def _device(row: Row) -> str:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jremat.estimate.config import TransformerConfig
-from models.layers import dropout
+from jremat.estimate.decoder.layers import dropout
 from models.torch_twin import Run
 from policies.torch_contexts import stack_run
 from policies.torch_expression import NotExpressible, express_plan, line_of
@@ -61,7 +61,7 @@ class Session:
 
     def __init__(self, compare: Compare) -> None:
         self.compare = compare
-        self.size = jax_side.Size(compare.config(), compare.batch, compare.seq)
+        self.size = jax_side.Size(compare.config(), compare.batch, compare.config().max_seq)
         self.params, self.tokens, self.targets = filled(self.size)
         self.twin = torch_side.twin(self.size.config, self.params, self.tokens, self.targets)
         self.plan = lru_cache(None)(jax_side.plan_of)
@@ -73,6 +73,16 @@ class Session:
         """The compiled step on the batch."""
         run = self.compiled(spec)[1]
         return lambda: jax.block_until_ready(run(self.params, self.tokens, self.targets))
+
+    @property
+    def own_ways(self) -> list[torch_side.Own]:
+        """PyTorch's own ways, a few or all."""
+        return [own for own in torch_side.own_ways(self.size.config) if own.few or self.compare.thorough]
+
+    @property
+    def count(self) -> int:
+        """How many cases there are."""
+        return len(self.compare.policies) + len(self.own_ways) + len(self.compare.budgets)
 
     def cases(self) -> Iterator[Case | dict[str, Any]]:
         """Every policy, as a case or, where a side can't say it, as a row that says so; then PyTorch's own ways
@@ -94,7 +104,7 @@ class Session:
                 continue
             listed = any(group.expression.means == "sac" for group in groups)
             yield Case(spec, line, run_of, listed, differs)
-        for own in torch_side.own_ways(self.size.config):
+        for own in self.own_ways:
             yield Case(own.spec, own.line, partial(_always, own.run), "SAC" in own.line)
         for budget in self.compare.budgets:
             yield self.budget(budget)

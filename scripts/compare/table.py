@@ -1,44 +1,43 @@
 """The comparison as one table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
+from jremat.report.tables import Table, columns
+
+FIGURES = (
+    "kept KiB",
+    "recomputed, of the forward",
+    "gradient off by",
+    "peak MiB",
+    "time over none",
+    "holds",
+)
 
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """One line a row: JAX's figure, then PyTorch's."""
-    shown = Table(title=title, pad_edge=False, expand=True)
-    shown.add_column("policy · PyTorch", ratio=3, overflow="fold")
-    for heading in (
-        "kept KiB",
-        "redone, share of forward",
-        "gradient off by",
-        "peak MiB",
-        "time over none (~: not told apart)",
-        "holds",
-    ):
-        shown.add_column(heading, ratio=1, justify="right", overflow="fold")
+    """One row a policy, in each column JAX's figure, then PyTorch's; below it what a PyTorch user writes."""
+    shown = columns(title, ("policy", *FIGURES), right=FIGURES)
     for row in rows:
-        shown.add_row(_names(row), *_cells(row))
+        shown.add_row(row["policy"], *_cells(row), bold=True)
+        for note in _notes(row):
+            shown.add_note(note)
+    shown.caption = "time: ~ where the two sides are not told apart" if any("overhead" in row for row in rows) else ""
     return shown
 
 
-def _names(row: dict[str, Any]) -> Text:
-    text = Text(row["policy"], style="bold")
+def _notes(row: dict[str, Any]) -> Iterator[str]:
     if row["pytorch"]:
-        text.append(f"\n{row['pytorch']}", style="not bold dim")
+        yield row["pytorch"]
     for found in row.get("differences", ()):
-        text.append(f"\n  {found['tensor']} {_kib(found['jax'])} | {_kib(found['pytorch'])} {found['why']}", "not bold")
+        yield f"  {found['tensor']} {_kib(found['jax'])} | {_kib(found['pytorch'])} {found['why']}"
     if "jax_spec" in row:
-        text.append(f"\n{_readings(row)}", style="not bold")
+        yield _readings(row)
     fault = row.get("checks", {}).get("dropout", {}).get("pytorch_fault")
     if fault:
-        text.append(f"\n  dropout: PyTorch's backward draws another mask ({fault})", style="not bold")
+        yield f"  dropout: PyTorch's backward draws another mask ({fault})"
     if row["status"] != "compared":
-        text.append(f"\n{row['status']}", style="not bold")
-    return text
+        yield row["status"]
 
 
 def _readings(row: dict[str, Any]) -> str:
@@ -46,7 +45,8 @@ def _readings(row: dict[str, Any]) -> str:
     ours, whole = row["jax_own_reading"], row["pytorch_whole_stack"]
     share = ours["recomputed_flops"] / row["forward_flops"]["jax"]
     return (
-        f"  JAX here {row['jax_spec']}; by its own reading {_kib(ours['kept_bytes'])}, {share:.4f} redone; "
+        f"  JAX here {row['jax_spec']}; by its own reading {_kib(ours['kept_bytes'])}, "
+        f"{share:.4f} of the forward recomputed; "
         f"PyTorch's stack as one program {_kib(whole['kept_bytes'])}"
     )
 

@@ -132,11 +132,13 @@ class Own:
         line: what a PyTorch user writes.
         spec: a policy's.
         run: it.
+        few: whether it is among the few that are compared by default.
     """
 
     line: str
     spec: str
     run: Run
+    few: bool = False
 
 
 def own_ways(config: TransformerConfig) -> tuple[Own, ...]:
@@ -149,8 +151,8 @@ def own_ways(config: TransformerConfig) -> tuple[Own, ...]:
     listed = lambda ops: partial(_each, context_fn=partial(create_selective_checkpoint_contexts, ops))
     every = (
         Own("checkpoint(block, x, use_reentrant=False)", "full", _each),
-        Own("checkpoint(block, x, use_reentrant=True)", "full", partial(_each, use_reentrant=True)),
-        Own("SAC [mm, addmm]", "sac:mm,addmm", listed(mm)),
+        Own("checkpoint(block, x, use_reentrant=True)", "full", partial(_each, use_reentrant=True), few=True),
+        Own("SAC [mm, addmm]", "sac:mm,addmm", listed(mm), few=True),
         Own("SAC [mm, addmm, bmm]", "sac:mm,addmm,bmm", listed(mm + bmm)),
         Own("SAC [mm, addmm, SDPA]", "save_only_matmuls", listed(mm + fused)),
         Own("SAC every second mm, and bmm, SDPA", second, partial(_each, context_fn=every_second(*names))),
@@ -159,7 +161,7 @@ def own_ways(config: TransformerConfig) -> tuple[Own, ...]:
         return every
     chunk = layers // 2  # the first of two chunks is checkpointed, the last, with the remainder, is bare
     first = f"{chunk}*every_k:{chunk}" if chunk > 1 else "1*full"
-    return (*every, Own("checkpoint_sequential(layers, 2, x)", f"mix:{first},rest*none", _sequential))
+    return (*every, Own("checkpoint_sequential(layers, 2, x)", f"mix:{first},rest*none", _sequential, few=True))
 
 
 def _each(layers: Any, x: Tensor, use_reentrant: bool = False, **how: Any) -> Tensor:

@@ -1,8 +1,10 @@
-"""What an estimate is told: the flags, and the run that they describe. Nothing here imports JAX."""
+"""What an estimate is told: the flags, and the run that they describe."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 import policies
 from jremat.estimate.config import TransformerConfig
@@ -11,26 +13,42 @@ from jremat.estimate.huggingface import read
 from jremat.estimate.parallel import Parallel
 from jremat.policy import LayerPlan, Policy, Request
 from models.config import get
-from scripts.flags import BATCH, MODEL, MOST_TOKENS, Attention, Dtype, Files, Stack
+from scripts.flags import (
+    BATCH,
+    MODEL,
+    MOST_TOKENS,
+    Accumulate,
+    Attention,
+    Batch,
+    Dropout,
+    Dtype,
+    Files,
+    Hbm,
+    Json,
+    Layers,
+    LossChunk,
+    ModelName,
+    Seq,
+    Specs,
+    Stack,
+    check_file,
+    check_folder,
+    dtype_on,
+)
 
 
 @dataclass(frozen=True)
 class Model:
     """A named size or a config.json, and what is changed of it."""
 
-    model: str = MODEL
-    """A size of models/config.py: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, llama3-70b, …"""
+    model: ModelName = MODEL
     config: Files = None
     """A Hugging Face config.json of the GPT-2, Llama, Mistral or Qwen family, in place of --model."""
-    layers: int = 0
-    """In place of the model's own number of layers; 0 keeps it."""
-    dropout: float = -1.0
-    """Dropout rate; below 0 keeps the model's own."""
+    layers: Layers = None
+    dropout: Dropout = None
     attention: Attention = "dot"
-    """dot keeps an s×s array; blockwise and cudnn are fused and never have one."""
-    compute_dtype: Dtype = "bfloat16"
-    """Of activations and matmuls."""
-    param_dtype: Dtype = "float32"
+    compute_dtype: Dtype = "auto"
+    param_dtype: Literal["bfloat16", "float32"] = "float32"
     """Of weights and gradients."""
 
 
@@ -38,27 +56,22 @@ class Model:
 class Step:
     """One optimizer step."""
 
-    batch: int = BATCH
-    """Sequences that go through the model at a time, over all data replicas."""
-    seq: int = 0
-    """Tokens in a sequence; 0 takes the model's context, 1024 at most."""
-    accumulate: int = 1
-    """Micro-batches of a step."""
-    loss_chunk: int = 0
-    """Positions whose logits are alive at a time; 0 keeps them all."""
+    batch: Batch = BATCH
+    seq: Seq = None
+    accumulate: Accumulate = 1
+    loss_chunk: LossChunk = 0
     optimizer: Literal["adamw", "momentum", "sgd"] = "adamw"
     """Two moments a parameter, one, or none."""
     master_weights: bool = False
     """A float32 copy of weights that are bfloat16."""
     stack: Stack = "auto"
-    """What runs the layers: a scan for one policy, the executor for a plan; or either by name."""
 
 
 @dataclass(frozen=True)
 class Devices:
     """How the step is spread."""
 
-    data: int = 1
+    data: Annotated[int, tyro.conf.arg(name="replicas", aliases=("--data",))] = 1
     """Data replicas; they divide the batch."""
     zero: Literal[0, 1, 2, 3] = 0
     """What the replicas share out: nothing, the optimizer's state, gradients too, weights too (FSDP)."""
@@ -69,33 +82,36 @@ class Devices:
     context: int = 1
     """Devices that split the sequence everywhere."""
     pipeline: int = 1
-    """Stages of layers."""
+    """Stages of layers, which they needn't divide."""
     interleave: int = 1
     """Chunks of layers a stage."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training step needs, line by line, from a closed form: nothing is traced, compiled or run.
+    """What a training step needs, line by line, each with its formula: read off its program, nothing compiled or run.
 
-    One --policy gives the ledger; several --policies a line each. What is kept is exact to the byte; the peak rests on
-    the assumptions that --json lists, and is within 10% of 77 steps compiled for an H200 (benchmarks/estimate_peak.py).
+    One policy gives the ledger; several a line each, `all` the zoo. With --hbm it says what fits, and what would make
+    it fit. What is kept is exact to the byte; the peak rests on the assumptions that --json lists, and is within 5% of
+    77 steps compiled for an H200 (benchmarks/estimate_peak.py).
     """
 
-    policy: str = "full"
-    """What each block keeps for its backward pass; `python -m policies` lists the specs."""
-    policies: tuple[str, ...] = ()
-    """Several, a line each; `all` takes the zoo."""
-    hbm: str = ""
-    """Device memory, as 80GiB or a chip's name such as h200: says what fits, and what would make it fit."""
+    policies: Specs = ("full",)
+    hbm: Hbm = None
     sweep: Literal["none", "seq"] = "none"
-    """seq: draw memory against the sequence's length, a line a policy, into --out."""
+    """seq: draw memory against the sequence's length, a line a policy, into --plot."""
     textbook: bool = False
     """Beside it what the papers count for such a layer (a GELU MLP of 4h), and why the program keeps something else."""
-    out: Path = Path("estimates")
-    """A folder for the pictures."""
-    json: Files = None
-    """Write every figure there."""
+    plot: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            metavar="DIR",
+            help="Draw pictures into this folder.",
+            help_behavior_hint="(default: estimates)",
+            aliases=("--out",),
+        ),
+    ] = None
+    json: Json = None
     model: Model = field(default_factory=Model)
     step: Step = field(default_factory=Step)
     devices: Devices = field(default_factory=Devices)
@@ -126,17 +142,23 @@ def understood(flags: Estimate) -> Asked:
     Raises:
         ValueError: the first flag that is wrong.
     """
-    config, remarks = read(flags.model.config) if flags.model.config else (get(flags.model.model), ())
     m, s = flags.model, flags.step
+    if m.config and m.model != MODEL:
+        raise ValueError(f"model: of no use here, --config describes the model; got {m.model!r}")
+    config, remarks = read(flags.model.config) if flags.model.config else (get(flags.model.model), ())
     for name, value in (("layers", m.layers), ("seq", s.seq), ("loss_chunk", s.loss_chunk)):
-        if value < 0:
+        if value is not None and value < 0:
             raise ValueError(f"{name}: expected 0 or more, got {value}")
+    if flags.plot and flags.sweep == "none":
+        raise ValueError("plot: memory against the sequence's length is drawn, so it takes --sweep seq")
+    check_file("json", flags.json)
+    check_folder("plot", flags.plot)
     config = replace(
         config,
         num_layers=m.layers or config.num_layers,
-        dropout=config.dropout if m.dropout < 0 else m.dropout,
+        dropout=config.dropout if m.dropout is None else m.dropout,
         attention=m.attention,
-        compute_dtype=m.compute_dtype,
+        compute_dtype=dtype_on(m.compute_dtype, ""),
         param_dtype=m.param_dtype,
     )
     seq = s.seq or min(config.max_seq, MOST_TOKENS)
@@ -170,7 +192,9 @@ def zoo() -> tuple[Policy | LayerPlan, ...]:
 
 
 def _chosen(flags: Estimate, config: TransformerConfig) -> tuple[tuple[Policy | LayerPlan, ...], bool]:
-    specs = flags.policies or (flags.policy,)
+    specs = flags.policies
+    if not specs:
+        raise ValueError("policies: expected at least one")
     if specs == ("all",):
         return zoo(), True
     chosen = []
@@ -179,6 +203,6 @@ def _chosen(flags: Estimate, config: TransformerConfig) -> tuple[tuple[Policy | 
         if isinstance(policy, Request):
             raise ValueError(f"policy: {spec!r} needs the planner and its trace; use scripts/plan.py")
         if isinstance(policy, LayerPlan):
-            policy.resolve(config.num_layers // (flags.devices.pipeline * flags.devices.interleave) or 1)
+            policy.resolve(Parallel(**vars(flags.devices)).layers_on(0, config.num_layers))
         chosen.append(policy)
     return tuple(dict.fromkeys(chosen)), False

@@ -2,57 +2,26 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from jremat.estimate.fit import Way
-from jremat.estimate.ledger import MOMENTS, Ledger
+from jremat.estimate.ledger import Ledger
 from jremat.estimate.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
-from jremat.report.tables import human
+from jremat.report.tables import Table, columns, human
 
 Counted = tuple[Policy | LayerPlan, Ledger]
 
 
-def of_ledger(ledger: Ledger, title: str) -> Table:
-    """Every line of one ledger, and the sum at each moment."""
-    table = Table(title=title, title_justify="left")
-    for name in ("part", "line"):
-        table.add_column(name)
-    for name in ("in all", "a device") if ledger.devices > 1 else ("bytes",):
-        table.add_column(name, justify="right")
-    for name in ("formula", "alive"):
-        table.add_column(name)
-    previous = None
-    for line in ledger.lines:
-        sizes = [human(line.total_bytes), human(line.device_bytes)]
-        where = "host" if line.on_host else " ".join(line.alive) if line.alive != MOMENTS else "always"
-        part, previous = (line.part if line.part != previous else ""), line.part
-        if part and table.rows:
-            table.add_section()
-        table.add_row(part, line.name, *(sizes if ledger.devices > 1 else sizes[1:]), line.formula, where)
-    table.add_section()
-    for moment in MOMENTS:
-        mark = "  peak" if moment == ledger.peak_moment else ""
-        blank = ("",) * (ledger.devices > 1)
-        table.add_row("sum", f"at {moment}", *blank, human(ledger.bytes_at(moment)), mark.strip(), "")
-    return table
-
-
 def of_policies(counted: Sequence[Counted], title: str, hbm_bytes: int | None) -> Table:
     """A line a policy, least memory first."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("policy")
-    for name in ("peak", "kept by layers", "on the host", "recomputed"):
-        table.add_column(name, justify="right")
-    table.add_column("peak at")
-    if hbm_bytes is not None:
-        table.add_column("fits")
+    figures = ("peak", "kept by layers", "on the host", "recomputed, of the forward")
+    fit = () if hbm_bytes is None else ("fits",)
+    table = columns(title, ("policy", *figures, "peak at", *fit), right=figures)
     for policy, ledger in sorted(counted, key=lambda pair: (pair[1].peak_bytes, pair[1].recompute_flops)):
         share = f"{100 * ledger.recompute_flops / ledger.forward_flops:.1f}%"
         fits = () if hbm_bytes is None else (fit_word(ledger, hbm_bytes),)
         host = human(ledger.host_bytes) if ledger.host_bytes else "–"
-        kept = sum(line.device_bytes for line in ledger.of("kept") if not line.on_host)
-        table.add_row(policy.spec, human(ledger.peak_bytes), human(kept), host, share, ledger.peak_moment, *fits)
+        kept = sum(line.device_bytes for line in ledger.kept if not line.on_host)
+        table.add_row(policy.spec, human(ledger.peak_bytes), human(kept), host, share, ledger.peak_phase, *fits)
     return table
 
 
@@ -64,27 +33,22 @@ def fit_word(ledger: Ledger, hbm_bytes: int) -> str:
 
 def of_ways(ways: Sequence[Way], spec: str) -> Table:
     """What would make it fit."""
-    table = Table(title=f"what would make {spec} fit, smallest change first", title_justify="left")
-    table.add_column("change", overflow="fold")
-    table.add_column("peak", justify="right")
-    table.add_column("recomputed", justify="right")
+    figures = ("peak", "recomputed, of the forward")
+    table = columns(f"what would make {spec} fit, smallest change first", ("change", *figures), right=figures)
     for way in ways:
         table.add_row(way.change, human(way.peak_bytes), f"{100 * way.recompute:.1f}%")
     return table
 
 
 def of_beside(rows: Sequence[Beside]) -> Table:
-    """The papers' count of one layer without remat, and the program's, in bytes over b·s·h."""
+    """The papers' count of one layer without remat beside the program's, term by term, and in all over b·s·h."""
     slips = "\n".join(f"Where texts say {said!r}: {holds}." for said, holds in SLIPS.items())
-    caption = f"textbook: 16-bit values, 1-byte masks, {SOURCE}.\n{slips}"
-    table = Table(title="one layer under none, bytes over b·s·h", title_justify="left", caption=caption)
-    table.caption_justify = "left"
-    table.add_column("tensor")
-    for name in ("textbook", "program"):
-        table.add_column(name, justify="right")
-    table.add_column("why they differ")
+    heads = ("tensor", "textbook", "program", "why they differ")
+    table = columns("one layer under none, bytes", heads, loose=("why they differ",))
+    table.caption = f"textbook: sbh(34 + 5as/h), 16-bit values, 1-byte masks, {SOURCE}.\n{slips}"
     for row in rows:
-        table.add_row(row.tensor, f"{row.textbook:g}", f"{row.program:g}", row.why)
+        table.add_row(row.tensor, row.textbook, row.program, row.why)
     table.add_section()
-    table.add_row("sum", f"{sum(r.textbook for r in rows):g}", f"{sum(r.program for r in rows):g}", "")
+    totals = (f"{sum(units):g}" for units in zip(*((row.textbook_units, row.program_units) for row in rows)))
+    table.add_row("sum, over b·s·h", *totals)
     return table

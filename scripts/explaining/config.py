@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jremat.command.output import Output
-from scripts.flags import BATCH, MODEL, Dtype, Stack
+from scripts.flags import BATCH, MODEL, Batch, LossChunk, ModelName, OtherSpec, Seq, Spec, Stack
 from scripts.training import config
 
 
@@ -11,10 +11,7 @@ from scripts.training import config
 class Model(config.Model):
     """A named size, and what is changed of it."""
 
-    model: str = MODEL
-    """A size of models/config.py: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, llama3-70b, …"""
-    compute_dtype: Dtype = "bfloat16"
-    """Of activations and matmuls; parameters and the optimizer's state are float32."""
+    model: ModelName = MODEL
 
 
 @dataclass(frozen=True)
@@ -24,18 +21,12 @@ class Explain:
     Nothing is compiled or run. `jremat explain package.module:function` does the same for a function of your own.
     """
 
-    policy: str = "full"
-    """What each layer keeps, or a plan over layers; `python -m policies` lists the specs."""
-    against: str = ""
-    """A second policy: what changes from the first to it."""
-    batch: int = BATCH
-    """Sequences that go through the model at a time."""
-    seq: int = 0
-    """Tokens in a sequence; 0 takes the model's context, 1024 at most."""
-    loss_chunk: int = 0
-    """Positions whose logits are alive at a time; 0 keeps them all."""
+    policy: Spec = "full"
+    against: OtherSpec = None
+    batch: Batch = BATCH
+    seq: Seq = None
+    loss_chunk: LossChunk = 0
     stack: Stack = "auto"
-    """What runs the layers: a scan for one policy, the executor for a plan; or either by name."""
     model: Model = field(default_factory=Model)
     output: Output = field(default_factory=Output)
 
@@ -48,6 +39,6 @@ class Explain:
         if self.batch < 1:
             raise ValueError(f"batch: expected a whole number of at least 1, got {self.batch}")
         for name, value in (("seq", self.seq), ("loss_chunk", self.loss_chunk)):
-            if value < 0:
+            if value is not None and value < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {value}")
         self.output.check()

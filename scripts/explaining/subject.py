@@ -59,7 +59,7 @@ def subject(flags: Explain, spec: str) -> Subject:
 
 def _config(flags: Explain) -> TransformerConfig:
     """The model's; a saved plan is one for a step without dropout, unless the flags say another."""
-    config = architecture(flags.model, None)
+    config = architecture(flags.model, None, "")
     planned = any(spec and _planned(spec) for spec in (flags.policy, flags.against))
     return replace(config, dropout=0.0) if planned and flags.model.dropout is None else config
 

@@ -2,6 +2,7 @@
 
 import shlex
 
+from scripts.benchmark.build import config_of
 from scripts.planning.question import Answer
 
 
@@ -15,10 +16,10 @@ def how_to_run(answer: Answer, spec: str) -> str:
         spec: of the saved plan.
     """
     case, seq = answer.case, answer.tokens // answer.case.batch
-    same = ["--attention", case.attention, "--compute-dtype", case.compute_dtype]
+    same = ["--attention", case.attention, "--compute-dtype", config_of(case).compute_dtype]
     same += ["--layers", str(case.layers)] if case.layers else []
     if answer.devices == 1 and not case.loss_chunk:
-        step = ["--model", case.model, "--micro-batch", str(case.batch), "--seq", str(seq), *same, "--dropout", "0"]
+        step = ["--model", case.model, "--batch", str(case.batch), "--seq", str(seq), *same, "--dropout", "0"]
         return f"at the same shapes: scripts/train.py {shlex.join([*step, '--policy', spec])}"
     why = f"{answer.devices} devices" if answer.devices > 1 else "a chunked loss"
     step = ["--model", case.model, "--target", case.target, "--batch", str(case.batch), "--seq", str(seq), *same]

@@ -1,10 +1,12 @@
 """The best few plans timed on the device that is here, and the fastest of them taken."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from jremat.measure import program, target
 from jremat.plan.result import Plan, Point
+from jremat.policy import PolicyLike
+from jremat.report.tables import show
 from scripts.benchmark.build import built_under, config_of, flops_of
 from scripts.benchmark.measure import timed
 from scripts.planning.question import Answer
@@ -33,7 +35,7 @@ def fastest(answer: Answer, out: Any) -> Answer:
         memory, run = program(built.step, built.state, built.tokens, target=kind, num_buffers=0)
         figures = timed(answer.case, built, run, kind, flops_of(built, answer.case))
         rows.append((figures["tokens_per_second"], point, memory.peak_bytes))
-        out.print(f"measured {figures['tokens_per_second']:,.0f} tokens/s under {policy.spec}")
+        show(out, f"measured {figures['tokens_per_second']:,.0f} tokens/s under {policy.spec}")
     _, best, peak_bytes = max(rows, key=lambda row: row[0])
     if best is None:
         return replace(answer, plan=replace(plan, peak_bytes=peak_bytes))
@@ -45,7 +47,7 @@ def fastest(answer: Answer, out: Any) -> Answer:
         answer,
         plan=replace(
             plan,
-            policy=best.plan,
+            policy=cast(PolicyLike, best.plan),
             peak_bytes=peak_bytes,
             predicted_peak_bytes=best.predicted_peak_bytes,
             kept_bytes=best.kept_bytes // kind.num_devices,

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.table import Table
-
-from jremat.plan.result import Kept, Plan, Point, readable
-from jremat.report.tables import human, human_flops
+from jremat.plan.result import Kept, Plan, Point
+from jremat.report.tables import Table, columns, human, human_flops
 from scripts.planning.question import Answer, Tried
 
 _POINTS = 10  # of the frontier in the table; --json has all
@@ -15,11 +13,9 @@ _POINTS = 10  # of the frontier in the table; --json has all
 def of_kept(answer: Answer) -> Table:
     """What the plan keeps on one device, most bytes first."""
     plan, devices = answer.plan, answer.devices
-    table = Table(title="kept for the backward pass, on one device", title_justify="left")
-    for head in ("value", "made at"):
-        table.add_column(head)
-    for head in ("layers", "bytes in all", "where", "spares recompute of"):
-        table.add_column(head, justify="right")
+    figures = ("layers", "bytes in all", "where", "spares recompute of")
+    heads = ("value", "made at", *figures)
+    table = columns("kept for the backward pass, on one device", heads, right=figures, loose=("made at",))
     for row in _together(plan.kept):
         spared = row.spared * row.layers / devices
         told = f"{spared * 1e3:.2f} ms" if plan.objective == "seconds" else human_flops(spared)
@@ -43,24 +39,23 @@ def _together(rows: Sequence[Kept]) -> list[Kept]:
 def of_frontier(answer: Answer) -> Table:
     """The frontier, thinned, with the named policies in their places, most memory first.
 
-    Peaks are predicted and, where plans were compiled, moved by what the compiler says of the nearest of them.
+    Peaks are predicted; near a compiled plan that runs in the same way they are corrected by what the compiler said.
     """
     plan = answer.plan
     title = "frontier, predicted; named policies under the same cost model"
     if plan.peak_bytes is not None:
-        title += "; moved by what the compiler says of the nearest that it was asked"
-    table = Table(title=title, title_justify="left")
-    table.add_column("plan", overflow="fold")
+        title += "; near the compiled plan corrected by its compile"
     seconds = plan.objective == "seconds"
-    for head in ("peak", "fits", "recomputed", *(("recompute", "step", "tokens/s") if seconds else ())):
-        table.add_column(head, justify="right")
+    modelled = ("recompute", "step", "tokens/s") if seconds else ()
+    figures = ("peak", "fits", "recomputed, of the layers' forward", *modelled)
+    table = columns(title, ("plan", *figures), right=figures)
     rows = [(point, "named") for point in plan.beside] + [(point, "") for point in thinned(plan)]
     own = any(point.plan == plan.policy for point in plan.frontier)
     for point, kind in sorted(rows, key=lambda row: -row[0].expected_peak_bytes):
         chosen = point.plan == plan.policy and not (kind and own)
         notes = [note for note in (kind, "chosen" * chosen) if note]
         cells = [
-            (f"[bold]{words(point)}[/]" if chosen else words(point)) + (f" ({', '.join(notes)})" if notes else ""),
+            words(point) + (f" ({', '.join(notes)})" if notes else ""),
             human(point.expected_peak_bytes),
             fits(plan, point),
             f"{point.recompute_flops / max(plan.forward_flops, 1):.1%}",
@@ -69,7 +64,7 @@ def of_frontier(answer: Answer) -> Table:
             cells.append(f"{point.recompute_seconds / answer.devices * 1e3:.2f} ms")
         if (step := _step_seconds(answer, point)) is not None:
             cells += [f"{step * 1e3:.1f} ms", f"{answer.tokens / step:,.0f}"]
-        table.add_row(*cells)
+        table.add_row(*cells, bold=chosen)
     return table
 
 
@@ -104,18 +99,17 @@ def thinned(plan: Plan) -> list[Point]:
 
 def words(point: Point) -> str:
     """A plan for a table."""
-    return readable(point.spec)
+    return point.spec
 
 
 def of_sizes(tried: Sequence[Tried], name: str) -> Table:
     """The sizes that were tried."""
-    table = Table(title=f"{name}, predicted", title_justify="left")
-    for head in (name, "peak", "recomputed", "step", "tokens/s"):
-        table.add_column(head, justify="right")
+    heads = (name, "peak", "recomputed, of the layers' forward", "step", "tokens/s")
+    table = columns(f"{name}, predicted", heads, right=heads)
     for row in tried:
         size = str(getattr(row.case, name))
         if row.answer is None:
-            table.add_row(size, "does not fit", "", "", "")
+            table.add_row(size, "does not fit")
             continue
         plan, speed = row.answer.plan, row.answer.tokens_per_second
         step = f"{plan.step_seconds * 1e3:.1f} ms" if plan.step_seconds else ""

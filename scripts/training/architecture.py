@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from jremat.estimate.config import TransformerConfig
 from models.config import get
+from scripts.flags import dtype_on
 from scripts.training.config import Model
 
 
-def architecture(flags: Model, vocab_size: int | None) -> TransformerConfig:
+def architecture(flags: Model, vocab_size: int | None, platform: str) -> TransformerConfig:
     """A named size with the flags' changes.
 
     A new width keeps the MLP's ratio to it; new heads divide the width among themselves.
@@ -15,6 +16,7 @@ def architecture(flags: Model, vocab_size: int | None) -> TransformerConfig:
     Args:
         flags: the size's name, and what is changed of it.
         vocab_size: in place of the size's own, or None.
+        platform: that the step runs on, by which its dtype goes where no flag says it; nothing where none does.
 
     Raises:
         ValueError: an unknown size, or numbers that don't fit together.
@@ -35,5 +37,5 @@ def architecture(flags: Model, vocab_size: int | None) -> TransformerConfig:
         mlp_hidden=max(1, base.mlp_hidden * hidden // base.hidden),
         dropout=base.dropout if flags.dropout is None else flags.dropout,
         attention=flags.attention,
-        compute_dtype=flags.compute_dtype,
+        compute_dtype=dtype_on(flags.compute_dtype, platform),
     )

@@ -10,33 +10,38 @@ from typing import Annotated, Any
 
 import tyro
 
-from scripts.flags import BATCH, SMALL_MODEL, Attention, Dtype, Stack
-
-Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the size's own)")]
+from scripts.flags import (
+    BATCH,
+    SMALL_MODEL,
+    Accumulate,
+    Attention,
+    Dropout,
+    Dtype,
+    Heads,
+    Hidden,
+    Json,
+    KvHeads,
+    Layers,
+    MicroBatch,
+    ModelName,
+    Spec,
+    Stack,
+    VocabSize,
+)
 
 
 @dataclass(frozen=True)
 class Model:
     """A named size, and what is changed of it."""
 
-    model: str = SMALL_MODEL
-    """A size of models/config.py: tiny, tiny-llama, gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-1b, llama3-8b, …"""
-    layers: Count = None
-    """Number of layers."""
-    hidden: Count = None
-    """Width of the residual stream; the MLP keeps its ratio to it."""
-    heads: Count = None
-    """Attention heads; must divide the width."""
-    kv_heads: Count = None
-    """Key and value heads; must divide the heads."""
-    dropout: Annotated[float | None, tyro.conf.arg(metavar="RATE", help_behavior_hint="(default: the size's own)")] = (
-        None
-    )
-    """Dropout rate, at least 0 and below 1."""
+    model: ModelName = SMALL_MODEL
+    layers: Layers = None
+    hidden: Hidden = None
+    heads: Heads = None
+    kv_heads: KvHeads = None
+    dropout: Dropout = None
     attention: Attention = "dot"
-    """dot keeps an s×s array; blockwise never has one, on any backend; cudnn needs an NVIDIA GPU and bfloat16."""
-    compute_dtype: Dtype = "float32"
-    """Of activations and matmuls; parameters and the optimizer's state are float32."""
+    compute_dtype: Dtype = "auto"
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,10 @@ class Text:
         Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: Python's own library)")
     ] = None
     """A text file or a folder of text, read as bytes, or a .bin of uint16 tokens (nanoGPT's format)."""
-    vocab_size: Count = None
-    """Tokens that the model knows; a .bin must hold none beyond it, bytes need 256."""
-    seq: int = 128
-    """Tokens in a sequence."""
-    micro_batch: int = BATCH
-    """Sequences that go through the model at a time."""
-    accumulate: int = 1
-    """Micro-batches whose gradients are averaged into one step."""
+    vocab_size: VocabSize = None
+    seq: Annotated[int, tyro.conf.arg(help="Tokens in a sequence.")] = 128
+    micro_batch: MicroBatch = BATCH
+    accumulate: Accumulate = 1
     eval_batches: int = 8
     """Micro-batches of held-out text in an evaluation, evenly spaced."""
 
@@ -93,7 +94,7 @@ class Logging:
     """Evaluations on held-out text; there is one at the end in any case."""
     snapshot_every: int = 50
     """Snapshots; there is one at the end in any case."""
-    keep: int = 3
+    keep: Annotated[int, tyro.conf.arg(name="keep-snapshots", aliases=("--keep",))] = 3
     """Snapshots kept, newest first."""
 
 
@@ -105,8 +106,7 @@ class Run:
     that was stopped or killed goes on with the same command and --resume.
     """
 
-    policy: str = "dots_saveable"
-    """What each block keeps for its backward pass; `python -m policies` lists the specs."""
+    policy: Spec = "dots_saveable"
     steps: int = 200
     """Optimizer steps in all."""
     seed: int = 0
@@ -115,12 +115,8 @@ class Run:
     """Where the run's files go."""
     resume: bool = False
     """Go on from the newest whole snapshot under --out. The policy may be another, model and optimizer may not."""
-    json: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: DIR/summary.json only)")
-    ] = None
-    """Write the closing summary there too."""
+    json: Json = None
     stack: Stack = "auto"
-    """What runs the layers: a scan, which takes one policy for all of them, or the chain, which takes any plan."""
     model: Model = field(default_factory=Model)
     text: Text = field(default_factory=Text)
     optimizer: Optimizer = field(default_factory=Optimizer)

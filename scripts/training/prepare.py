@@ -79,7 +79,7 @@ def prepare(run: Run) -> Job:
         ValueError: the first thing that is wrong, in a line for people. Nothing has been written.
     """
     run.check()
-    config = architecture(run.model, run.text.vocab_size)
+    config = architecture(run.model, run.text.vocab_size, jax.default_backend())
     if run.text.seq > config.max_seq:
         raise ValueError(f"seq: expected at most {config.max_seq}, the model's longest sequence, got {run.text.seq}")
     if config.attention == "cudnn" and jax.default_backend() != "gpu":

@@ -166,7 +166,7 @@ def _recompute(summary: Mapping[str, Any], hfu: str) -> str:
     if not again:
         return "no matmul is done again"
     share = again / summary["model_flops_per_step"]
-    return f"{again:.3e} FLOPs per step, {share:.1%} of the model's, counted on the program; HFU {hfu}"
+    return f"{again:.3e} FLOPs per step, {share:.1%} of the model FLOPs, counted on the program; HFU {hfu}"
 
 
 def _flags(run: Run) -> dict[str, Any]:

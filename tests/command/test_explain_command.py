@@ -1,13 +1,16 @@
 """``jremat explain``: a function of one's own, described or handed over; one line for every mistake."""
 
+import html
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from jremat.__main__ import main
+from jremat.report.text import printable
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -72,6 +75,42 @@ def test_a_function_that_hands_over_its_function_and_arguments(folder):
     assert handed["rows"] == described["rows"] and handed["kept_bytes"] > 0
     named = explained(folder, "mine_for_explain:with_names")
     assert {row["value"] for row in named["rows"] if row["fate"] == "kept"} >= {"sin"}  # the derivative of cos
+
+
+TAGS = [
+    "mlp[up]",
+    "[/b]",
+    "[red]",
+    "<script>alert(1)</script>",
+    "$x_1$",
+    ":smile:",
+    "\x1b[31mred",
+    "a\nb",
+    "幅",
+    "n" * 120,
+]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_users_tag_is_text_in_every_table_and_page(tag, folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    (folder / "[b]mine.py").write_text(
+        "import jax, jax.numpy as jnp\nfrom jremat import tag\n"
+        f"def f():\n    g = lambda x: jnp.sin(tag(x * x, {tag!r}))\n    return g, (jnp.ones((8, 4)),)\n"
+    )
+    assert main(["explain", "[b]mine.py:f", "--html", "[b].html", "--against", "full", "--lint"]) == 0
+    out, err = capsys.readouterr()
+    shown = printable(tag)
+    assert err == "" and shown in "".join(out.replace("\n", "").split()) and "[b]mine.py:f" in out
+    assert max(map(cell_len, out.splitlines())) <= 80 and "\x1b" not in out
+    page = (folder / "[b].html").read_text()
+    assert html.escape(shown) in page and "<script>alert" not in page and "\x1b" not in page
+
+
+def test_a_mistake_that_names_a_users_text_is_one_plain_line(folder, capsys):
+    assert main(["explain", "mine_for_explain:handed", "--policy", "[/b]\x1b[31m\n"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "[/b]" in err and "\x1b" not in err
 
 
 def test_words_and_numbers_stay_as_they_are(folder):

@@ -12,7 +12,7 @@ from jremat.graph.peak import traced_peak
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
 from jremat.graph.trace import capture, live
-from models.loss import cross_entropy
+from jremat.estimate.decoder.loss import cross_entropy
 
 N = 64
 SQUARE = N * N * 4  # bytes of a float32 [64, 64]
@@ -178,3 +178,28 @@ def test_a_loop_of_no_turn_hands_on_what_it_is_given():
     f = lambda x, w: lax.scan(lambda c, w: (c @ w, c), x, w)[0]
     found = traced_peak(f, x, shape(0, N, N), jax_version="0.10.2")
     assert (found.temp_bytes, found.peak_bytes) == (0, 2 * SQUARE)
+
+
+def halves(w, x):
+    a, b = jnp.split(x @ w, 2, -1)
+    return x + jnp.sin(a) * b
+
+
+def test_every_result_of_an_operation_that_is_done_twice_is_known():
+    """The rerun of a remat without barriers repeats the split: both of its results stand for those of the first."""
+    remat = jax.checkpoint(halves, prevent_cse=False)
+    step = lambda f: jax.grad(lambda w, x: f(w, x).sum())
+    again, once = (traced_peak(step(f), shape(64, 128), shape(32, 64)) for f in (remat, halves))
+    assert again.peak_bytes == once.peak_bytes
+
+
+def test_each_part_of_a_split_is_fused_into_what_reads_it():
+    found = traced_peak(lambda x: sum(jnp.sin(part) for part in jnp.split(x, 2, -1)), shape(256, 512))
+    assert found.temp_bytes == 0
+
+
+def test_a_split_sum_that_is_done_twice_is_its_whole_both_times():
+    a, b = shape(64, 1 << 14), shape(1 << 14, 64)
+    once = traced_peak(lambda a, b: jnp.sin(a @ b) @ (a @ a.T), a, b)
+    twice = traced_peak(lambda a, b: jnp.sin(a @ b) @ (a @ a.T) + 0 * (a @ b), a, b)
+    assert once.temp_bytes == twice.temp_bytes

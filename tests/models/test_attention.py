@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jremat.policy.names import tag
-from models import attention
+from jremat.estimate.decoder import attention
 from tests import needs
 from tests.models.counting import equations, gradient_matmuls, kept_bytes, kept_shapes, matmuls
 from tests.models.families import compiled

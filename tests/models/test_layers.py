@@ -9,7 +9,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jremat.policy.names import tag
-from models import layers
+from jremat.estimate.decoder import layers
 from tests.models.counting import equations, kept_shapes
 from tests.models.families import compiled
 

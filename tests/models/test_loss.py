@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jremat.policy.names import tag
-from models.loss import cross_entropy, linear_cross_entropy
+from jremat.estimate.decoder.loss import cross_entropy, linear_cross_entropy
 from tests.models.counting import equations, kept_shapes
 from tests.models.families import compiled
 

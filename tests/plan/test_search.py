@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jremat.plan.search import search
-from jremat.plan.stack import Choice
-from jremat.policy import Policy
+from jremat.plan.stack import Choice, mixed
+from jremat.policy import FULL, Policy
+from jremat.transform.groups import every_k
 
 
 def made_up(rng, count, spread=1500):
@@ -85,3 +86,24 @@ def test_a_named_policy_that_is_one_of_the_planners_own_choices_is_passed_over_n
     predicted = dict(zip((choice.plan for choice in choices), (1100, 1020, 700)))
     find = lambda named: search([choices], 1000, predicted.__getitem__, true.__getitem__, named, compiles=1)
     assert find([]).choice == choices[2] and find([choices[1]]).choice == choices[1]
+
+
+def test_a_compile_corrects_near_choices_of_its_own_kind_alone():
+    """Mixes are predicted 300 too high, and nothing else is: what is far, uniform or in groups keeps its prediction."""
+    more, less = Policy.save("a", "b"), Policy.save("a")
+    mix = lambda first: Choice(mixed([(first, less), (12 - first, more)]), 1200 - 50 * first, 0, float(first), 0)
+    mixes = [mix(first) for first in range(1, 12)]
+    full, every = Choice(FULL, 0, 0, 90.0, 0), Choice(every_k(3, FULL), -50, 0, 99.0, 0)
+    uniform = Choice(more, mixes[4].kept_bytes, 0, 50.0, 0)
+    true = {c.plan: 2000 + c.kept_bytes for c in (*mixes, full, every, uniform)}
+    predicted = {plan: peak + 300 * (plan in [c.plan for c in mixes]) for plan, peak in true.items()}
+    found = search([[*mixes, full, every]], 3000, predicted.__getitem__, true.__getitem__, [uniform], compiles=1)
+    [proof] = found.compiled
+    expected = lambda choice: found.expected_bytes(choice, predicted[choice.plan])
+    assert proof.choice in mixes and expected(proof.choice) == true[proof.choice.plan]
+    for choice in (full, every, uniform):
+        assert expected(choice) == true[choice.plan]
+    errors = [abs(expected(choice) - true[choice.plan]) for choice in mixes]
+    place = mixes.index(proof.choice)
+    assert errors[place] == 0 and errors == sorted(errors[: place + 1], reverse=True) + sorted(errors[place + 1 :])
+    assert max(errors) > 100  # the farthest are hardly corrected

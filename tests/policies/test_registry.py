@@ -120,13 +120,15 @@ def test_names_warn_where_jax_does_not_ask_about_them(remat3):
 # -- the command -----------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_every_row(capsys):
+@pytest.mark.parametrize("columns", [60, 100])
+def test_the_command_prints_every_row_whole(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert command.main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= command.WIDTH
-    flat = "".join("".join(lines).split())
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
     for entry in ENTRIES:
-        assert entry.spec.replace(" ", "") in flat
+        assert all(spec in out for spec in (entry.spec, *entry.aliases))
+        assert "".join(entry.source.split()) in "".join(out.split())
 
 
 @pytest.mark.parametrize(

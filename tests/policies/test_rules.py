@@ -1,15 +1,18 @@
 """The base data that specs turn into: rules that exempt a value from another rule are kept, and change what happens."""
 
+import functools
+import operator
+import warnings
+
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import jremat
 import policies
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, Policy, tag
-from jremat.policy.decision import stronger
+from jremat.policy import RECOMPUTE, SAVE, Decision, Policy, tag
 from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, MATMUL, WEIGHT_MATMUL
 
 
@@ -63,34 +66,104 @@ def rules(selectors, decisions):
     return st.dictionaries(selectors, decisions).map(lambda found: tuple(found.items()))
 
 
-BY_NAME = st.builds(Policy, names=rules(TAGS, DECISIONS), default=DECISIONS)
-MAYBE_BORNE = st.builds(Policy, names=rules(TAGS, DECISIONS), default=DECISIONS, optional=st.frozensets(TAGS))
-KEPT = st.sampled_from([SAVE, OFFLOAD])
-LISTS = st.builds(Policy, names=rules(TAGS, KEPT), families=rules(OPS, KEPT), optional=st.frozensets(TAGS))
+@st.composite
+def policies_by_rules(draw):
+    """Rules by name and family, some optional, under any default."""
+    names, families = draw(rules(TAGS, DECISIONS)), draw(rules(OPS, DECISIONS))
+    default, optional = draw(DECISIONS), draw(st.frozensets(TAGS))
+    try:
+        return Policy(names=names, families=families, default=default, optional=optional)
+    except ValueError:  # a family and a part of it
+        reject()
 
 
-@given(st.one_of(st.tuples(BY_NAME, BY_NAME, BY_NAME), st.tuples(LISTS, LISTS, LISTS)))
-def test_order_and_grouping_of_a_union_do_not_matter(three):
-    a, b, c = three
-    assert (a | b) | c == a | (b | c)
-    assert a | b == b | a
-    assert a | a == a
+def union(*policies):
+    """Of policies from left to right; None where it is refused."""
+    try:
+        return functools.reduce(operator.or_, policies)
+    except ValueError:
+        return None
 
 
-@given(MAYBE_BORNE, MAYBE_BORNE, MAYBE_BORNE, st.frozensets(TAGS, max_size=1))
-def test_unions_of_policies_by_name_decide_as_the_one_that_keeps_most(a, b, c, borne):
-    strongest = stronger(*(policy.decide(names=borne) for policy in (a, b, c)))
-    assert ((a | b) | c).decide(names=borne) is (a | (b | c)).decide(names=borne) is strongest
+RULES = policies_by_rules()
+
+
+@settings(max_examples=400)
+@given(RULES, RULES, RULES)
+def test_order_and_grouping_of_a_union_do_not_matter(a, b, c):
+    """Neither for what it is, nor for whether it is refused."""
+    left, right = union(a, b), union(b, c)
+    assert (left and union(left, c)) == (right and union(a, right))
+    assert left == union(b, a)
+    assert union(a, a) == a
+
+
+@given(RULES, RULES)
+def test_a_union_prints_a_spec_that_reads_back(a, b):
+    if (both := union(a, b)) is None:
+        reject()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rules that change nothing
+        assert policies.get(both.spec) == both
+
+
+@given(RULES, RULES, st.frozensets(TAGS, max_size=1))
+def test_every_rule_of_either_side_holds_in_a_union(a, b, borne):
+    """A rule of one side is never given up for a rule or a default of the other."""
+    if (both := union(a, b)) is None:
+        reject()
+    defaults = {a.default, b.default} - {RECOMPUTE}
+    assert both.default is (defaults.pop() if defaults else RECOMPUTE)
+    ruled = {decision for policy in (a, b) for name, decision in policy.names if name in borne}
+    assert both.decide(names=borne) is (ruled.pop() if ruled else both.default)
+    assert not ruled
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ("offload:x", "save:x", "'x'"),
+        ("save:x?", "offload:x", "'x'"),
+        ("but:x", "save:x", "'x'"),
+        ("none;offload:x", "but:x", "'x'"),
+        ("ops:matmul", "offload_ops:matmul", "'matmul'"),
+        ("ops:matmul", "none;but_ops:matmul", "'matmul'"),
+        ("offload_ops:weight_matmul", "ops:matmul", "'weight_matmul', a part of 'matmul'"),
+        ("none", "offload_all", "what no rule names"),
+    ],
+)
+def test_contradictions_are_refused_whatever_they_are_about(one, other, said):
+    for a, b in ((one, other), (other, one)):
+        with pytest.raises(ValueError) as refused:
+            policies.get(a) | policies.get(b)
+        assert str(refused.value).startswith(f"policy: {a!r} | {b!r}: expected one decision for {said}, got ")
+
+
+def test_a_name_decided_as_the_rest_is_stays_required():
+    """A union with a policy that keeps everything changes no decision, but a misspelt name still raises."""
+    f = lambda x: jnp.sin(tag(jnp.sin(x), "up"))
+    both = policies.get("none") | Policy.save("upp")
+    assert both.keeps_everything and not both.strict_only
+    with pytest.raises(ValueError, match=r"names 'upp' \(did you mean 'up'\?\)"):
+        jremat.checkpoint(f, both)(jnp.ones(2))
+    with pytest.raises(ValueError, match="'up', got save and offload"):
+        policies.get("none") | Policy.save("up") | Policy.offload("up")
+
+
+def test_a_typed_rule_that_changes_nothing_warns():
+    with pytest.warns(UserWarning, match="naming a would change nothing, since all that isn't named is kept"):
+        policies.get("none;save:a")
 
 
 @pytest.mark.parametrize(
     ("one", "other", "union"),
     [
         ("save:a", "save:a?", "save:a"),
-        ("save:a?", "offload:a", "save:a"),
-        ("save:a?", "offload:a?", "save:a?"),
+        ("save:a?", "save:a?", "save:a?"),
         ("save:a?", "save:b", "save:a?,b"),
-        ("none", "save:a", "none"),
+        ("none", "offload:a", "none;offload:a"),
+        ("but:a", "save:b?", "none;save:b?;but:a"),
+        ("full", "offload:a", "offload:a"),
     ],
 )
 def test_a_name_that_either_side_insists_on_stays_required(one, other, union):

@@ -1,8 +1,10 @@
 """Pictures: the same bytes twice, no labels on one another, and told apart without colour."""
 
 import colorsys
+import html
 import itertools
 import re
+import warnings
 
 import pytest
 from matplotlib.figure import Figure
@@ -75,3 +77,39 @@ def test_labels_of_crowded_points_cover_no_other_label():
     boxes = [text.get_window_extent() for text in axes.texts]
     assert len(boxes) == 9
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+ODD = ["$x_1$", "_hidden", "$\\frac{1}{", "[b]bold[/b]", "a\nb", "\x1b[31m", "幅", "<!-- -->", "\ud800", "x" * 90]
+OF_NAMES = {
+    "frontier": lambda names, folder: plots.frontier(
+        [(name, 2e9 + 1e8 * k, k) for k, name in enumerate(names)], PLANNED, folder=folder, name="p", title=names[0]
+    ),
+    "by sequence": lambda names, folder: plots.by_sequence(
+        {name: [(1, 1e9 * (k + 1)), (2, 2e9 * (k + 1))] for k, name in enumerate(names)}, folder=folder, name="p"
+    ),
+    "ledger": lambda names, folder: plots.ledger_bars(
+        [(name, [(name, 1e9), ("_kept", 2e9)]) for name in names], folder=folder, name="p", title=names[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_NAMES)
+@pytest.mark.parametrize("names", [ODD, [f"policy_{k}" for k in range(50)]], ids=["odd", "many"])
+def test_every_name_is_drawn_as_it_stands_and_nothing_is_cut(kind, names, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, svg = OF_NAMES[kind](names, tmp_path)
+    text = html.unescape(svg.read_text())
+    wanted = [re.sub("--", "- -", line) for name in names for line in plots.drawable(name).split("\n")]
+    for line in wanted:
+        assert re.search(rf"(<!-- |\n|  ){re.escape(line)}( -->|\n)", text), line
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+    for x, y in re.findall(r"translate\(([\d.-]+) ([\d.-]+)\) scale", text):
+        assert -1 <= float(x) <= width and -1 <= float(y) <= height
+
+
+def test_lines_that_coincide_share_a_name_and_no_two_others_look_alike():
+    lines = {f"policy_{k}": [(1, 1e9 * (k + 1)), (2, 3e9 * (k + 1))] for k in range(40)}
+    found = plots.together(lines | {"twin": lines["policy_39"]})
+    assert len(found) == 40 and found[0][0] == "policy_39\ntwin"
+    assert len({(k % len(paint.SERIES), k // len(paint.SERIES) % 3) for k in range(40)}) == 40

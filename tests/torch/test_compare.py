@@ -11,7 +11,7 @@ from jremat.policy import VOCABULARY
 from scripts import compare_torch
 from scripts.compare.rows import check, differences, failed, gradient_error, kept_check
 
-TINY = ["--hidden", "32", "--heads", "2", "--seq", "16", "--layers", "2", "--vocab", "32", "--steps", "1"]
+TINY = ["--hidden", "32", "--heads", "2", "--seq", "16", "--layers", "2", "--vocab-size", "32", "--steps", "1"]
 SMALL = TransformerConfig(
     vocab_size=16, num_layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, mlp_hidden=32, max_seq=8, norm="rmsnorm",
     mlp="swiglu", positions="rope", bias=False,

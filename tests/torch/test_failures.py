@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import jremat
 import policies
 from jremat.policy import FULL, NONE, tag
-from models.layers import dropout
+from jremat.estimate.decoder.layers import dropout
 from scripts.compare.torch_kept import kept
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)

@@ -110,11 +110,10 @@ def _permitted(site: Site) -> Counter[tuple[str, tuple[int, ...], str]]:
         return found
     needed = Counter((row.primitive, row.shape, row.dtype) for row in of_body(site).rows.kept)
     for eqn, _, _ in equations(site.body):
-        if not eqn.outvars:  # a callback
-            continue
-        key = (eqn.primitive.name, tuple(eqn.outvars[0].aval.shape), str(eqn.outvars[0].aval.dtype))
-        if found[key] < needed[key] and decision(policy, eqn) is not RECOMPUTE and aval_bytes(eqn.outvars[0].aval):
-            found[key] += 1
+        for var in eqn.outvars:  # none of a callback
+            key = (eqn.primitive.name, tuple(var.aval.shape), str(var.aval.dtype))
+            if found[key] < needed[key] and decision(policy, eqn) is not RECOMPUTE and aval_bytes(var.aval):
+                found[key] += 1
     return found
 
 

@@ -19,7 +19,7 @@ def counted(length: int, body: Callable[[jax.Array, Carry], Carry], carry: Carry
     There is no reverse-mode through it: for use inside a custom_vjp's forward and backward only.
 
     Args:
-        length: number of turns, a Python int.
+        length: number of turns: a Python int, or letters.
         body: takes the turn's index (int32 scalar) and the carry, gives the carry.
         carry: any pytree of arrays.
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jremat.estimate.decoder.layers import causal_softmax, dropout
+from jremat.estimate.decoder.loop import counted
 from jremat.policy.names import RERUN_SCOPE, tag
-from models.layers import causal_softmax, dropout
-from models.loop import counted
 
 
 def dot(query: jax.Array, key: jax.Array, value: jax.Array, dropout_key: jax.Array | None, rate: float) -> jax.Array:
@@ -39,7 +39,7 @@ def dot(query: jax.Array, key: jax.Array, value: jax.Array, dropout_key: jax.Arr
     """
     q, k, v = _tagged(_grouped(query, key), key, value)
     scores = tag(jnp.einsum("bsmgd,btmd->bmgst", q, k), "attn_scores")
-    probs = causal_softmax(scores, 1 / math.sqrt(query.shape[-1]))  # [b, m, g, s, s]
+    probs = causal_softmax(scores, 1 / _root(query.shape[-1]))  # [b, m, g, s, s]
     if dropout_key is not None and rate > 0:
         probs = tag(dropout(probs, dropout_key, rate), "attn_dropped")
     out = jnp.einsum("bmgst,btmd->bsmgd", probs, v)
@@ -55,7 +55,7 @@ def block_size(seq: int, block: int) -> int:
     >>> block_size(1024, 128), block_size(100, 128), block_size(1, 128)
     (128, 50, 1)
     """
-    return min(block, -(-seq // 2))
+    return min(block, -(-seq // 2)) if isinstance(seq, int) else block
 
 
 def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, block: int) -> jax.Array:
@@ -129,7 +129,7 @@ def _blockwise_backward(block, kept, dout):
             scores = _scores(q, k, i * size)
         p = jnp.exp(scores - lse)  # [b, m, g, s, size]
         dp = jnp.einsum("bsmgd,btmd->bmgst", do, v, **_F32)
-        dscores = (p * (dp - delta) / math.sqrt(d)).astype(query.dtype)
+        dscores = (p * (dp - delta) / _root(d)).astype(query.dtype)
         dv = jnp.einsum("bmgst,bsmgd->btmd", p.astype(dout.dtype), do, **_F32)
         dk = jnp.einsum("bmgst,bsmgd->btmd", dscores, q, **_F32)
         dq += jnp.einsum("bmgst,btmd->bsmgd", dscores, k, **_F32)
@@ -184,6 +184,11 @@ def _cudnn_backward(backward, dout):
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)
 
 
+def _root(width):
+    """The square root of a head's width; 1 for a letter, which has no value: no array's size depends on it."""
+    return math.sqrt(width) if isinstance(width, int) else 1.0
+
+
 def _tagged(query, key, value):
     """Tagged in the shape in which they are read, so that the value kept is the value named."""
     return tag(query, "query"), tag(key, "key"), tag(value, "value")
@@ -194,7 +199,7 @@ _F32 = {"preferred_element_type": jnp.float32}
 
 def _scores(q, k, first_key):
     """Scaled, masked scores of every query with one block of keys, float32 [b, m, g, s, block]."""
-    scores = jnp.einsum("bsmgd,btmd->bmgst", q, k, **_F32) / math.sqrt(q.shape[-1])
+    scores = jnp.einsum("bsmgd,btmd->bmgst", q, k, **_F32) / _root(q.shape[-1])
     queries, keys = (lax.broadcasted_iota(jnp.int32, scores.shape[-2:], axis) for axis in (0, 1))
     return jnp.where(first_key + keys <= queries, scores, -jnp.inf)
 
@@ -206,7 +211,7 @@ def _grouped(x, key):
 
 
 def _padded(x, size):
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), (0, 0), (0, 0)))
+    return jnp.pad(x, ((0, 0), (0, -(x.shape[1] % size) % size), (0, 0), (0, 0)))  # 0 for letters that divide, too
 
 
 def _block(x, i, size):

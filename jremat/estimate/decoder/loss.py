@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from models.loop import counted
+from jremat.estimate.decoder.loop import counted
 
 
 @jax.custom_vjp
@@ -74,7 +74,7 @@ def _linear_forward(x, head, labels, chunk):
         return losses.at[i].set(lse - _picked(logits, ys[i])), lses.at[i].set(lse)
 
     rows = jnp.zeros(ys.shape, jnp.float32)
-    losses, lses = counted(len(xs), one, (rows, rows))
+    losses, lses = counted(xs.shape[0], one, (rows, rows))
     seq = x.shape[1]
     return _whole(losses, seq), (x, head, labels, _whole(lses, seq))
 
@@ -91,7 +91,7 @@ def _linear_backward(chunk, kept, g):
         dhead += jnp.einsum("bcv,bch->vh", dlogits, xs[i], preferred_element_type=jnp.float32)
         return dxs.at[i].set(dx), dhead
 
-    dxs, dhead = counted(len(xs), one, (jnp.zeros_like(xs), jnp.zeros(head.shape, jnp.float32)))
+    dxs, dhead = counted(xs.shape[0], one, (jnp.zeros_like(xs), jnp.zeros(head.shape, jnp.float32)))
     return _whole(dxs, x.shape[1]), dhead.astype(head.dtype), None
 
 
@@ -105,12 +105,12 @@ def _logits(x, head):
 def _logsumexp(logits):
     x = logits.astype(jnp.float32)
     top = x.max(-1, keepdims=True)
-    return (top + jnp.log(jnp.exp(x - top).sum(-1, keepdims=True)))[..., 0]
+    return (top + jnp.log(jnp.exp(x - top).sum(-1, keepdims=True))).squeeze(-1)
 
 
 def _picked(logits, labels):
     inside = (labels >= 0) & (labels < logits.shape[-1])  # a negative index would count from the end
-    picked = jnp.take_along_axis(logits, jnp.where(inside, labels, 0)[..., None], -1)[..., 0]
+    picked = jnp.take_along_axis(logits, jnp.where(inside, labels, 0)[..., None], -1).squeeze(-1)
     return jnp.where(inside, picked.astype(jnp.float32), jnp.nan)
 
 

@@ -1,0 +1,143 @@
+"""``jremat estimate package.module:block``: the training memory of a model of one's own, in formulas and in bytes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jremat.command.line import fail, parse, unwritten, warn
+from jremat.command.output import Files
+from jremat.policy.files import write_whole
+
+PROGRAM = "jremat estimate"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """How the step is spread; in a function's shapes, these split the sizes called b, s, and n, m, f, v."""
+
+    data: int = 1
+    """Data replicas; they divide the batch, b."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What the replicas share out: nothing, the optimizer's state, gradients too, weights too (FSDP)."""
+    tensor: int = 1
+    """Devices that split heads, MLP width and vocabulary: n, m, f, v."""
+    sequence: bool = False
+    """Whether these split the sequence elsewhere."""
+    context: int = 1
+    """Devices that split the sequence, s, everywhere."""
+    pipeline: int = 1
+    """Stages of layers, of a config."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training step needs, line by line, each with its formula. Nothing is compiled or run.
+
+    The model is a function, named as package.module:function or file.py:function, or a Hugging Face config.json. With
+    --layers N the function is one block f(layer_parameters, carry, ...) of N; without, it is a loss f(parameters, ...).
+    Describe its arguments by --args, letters for sizes: --args "{'up': f32[h,4*h], 'down': f32[4*h,h]}" 'bf16[b,s,h]',
+    and give the numbers by --sizes b=8 s=1024 h=768; or name a function without arguments that returns (f, args).
+    """
+
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    """package.module:function, file.py:function or config.json."""
+    policy: str = "full"
+    """What each layer keeps; `python -m policies` lists the specs."""
+    args: tuple[str, ...] = ()
+    """A function's arguments: dtype[shape] for an array, letters in it; `key` for a random key; Python's pytrees."""
+    sizes: tuple[str, ...] = ()
+    """A number for each letter, such as b=8; of a config.json b and s."""
+    layers: int = 0
+    """Layers of which the function is one; 0: the function is all, or a config's own number."""
+    optimizer: Literal["adamw", "momentum", "sgd"] = "adamw"
+    """Two moments a parameter, one, or none."""
+    accumulate: int = 1
+    """Micro-batches of a step."""
+    devices: Devices = field(default_factory=Devices)
+    json: Files = None
+    """Write every figure there."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    try:
+        flags = parse(Estimate, PROGRAM, argv)
+        sizes = read_sizes(flags.sizes)
+    except ValueError as error:
+        return fail(PROGRAM, error)
+
+    from jremat.command.start import start_jax  # what follows imports JAX
+
+    start_jax()
+    from jremat.command.target import what
+    from jremat.report.ledger import of_ledger
+    from jremat.report.tables import console, human
+
+    try:
+        ledger, remarks = _ledger(flags, sizes)
+        if flags.json:
+            write_whole(flags.json, json.dumps(ledger.to_dict(), indent=1) + "\n")
+    except ValueError as error:
+        return fail(PROGRAM, error)
+    except OSError as error:
+        return fail(PROGRAM, unwritten(error))
+    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+        hint = "; a size that the code computes with can't be a letter: write a number" if flags.sizes else ""
+        return fail(PROGRAM, f"function: tracing {flags.model} raised {what(error)}{hint}")
+    for remark in remarks:
+        warn(PROGRAM, remark)
+    console().print(of_ledger(ledger, f"{flags.model}, {flags.policy}"))
+    print(f"peak {human(ledger.peak_bytes)} in the {ledger.peak_phase}; kept by the layers {human(ledger.kept_bytes)}")
+    print("where " + ", ".join(f"{name} = {size:,}" for name, size in ledger.symbols))
+    return 0
+
+
+def _ledger(flags: Estimate, sizes: Mapping[str, int]):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    import policies
+    from jremat.command.target import called, function_at
+    from jremat.estimate.huggingface import read
+    from jremat.estimate.parallel import Parallel
+    from jremat.estimate.transformer import estimate
+
+    policy = policies.get(flags.policy)
+    how = {
+        "optimizer": flags.optimizer,
+        "accumulate": flags.accumulate,
+        "parallel": Parallel(**vars(flags.devices)),
+    }
+    if flags.model.endswith(".json"):
+        config, remarks = read(Path(flags.model))
+        config = replace(config, num_layers=flags.layers or config.num_layers)
+        for name in sizes:
+            if name not in ("b", "s"):
+                raise ValueError(f"sizes: of a config.json b and s alone, got {name!r}")
+        seq = sizes.get("s", min(config.max_seq, 1024))
+        return estimate(config, policy, batch=sizes.get("b", 1), seq=seq, **how), remarks
+    f, args, kwargs = called(function_at(flags.model), flags.model, flags.args, letters=True)
+    if kwargs:
+        raise ValueError(f"args: expected all arguments by position, got {', '.join(kwargs)}")
+    return estimate(f, policy, *args, num_layers=flags.layers or None, sizes=sizes, **how), ()
+
+
+def read_sizes(texts: Sequence[str]) -> Mapping[str, int]:
+    """``b=8`` and the like.
+
+    Raises:
+        ValueError: a text that is no letter and number.
+
+    >>> read_sizes(["b=8", "s=1024"])
+    {'b': 8, 's': 1024}
+    """
+    found = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if not name.isidentifier() or not equals or not number.isdecimal():
+            raise ValueError(f"sizes: expected a letter and its number, such as b=8, got {text!r}")
+        found[name] = int(number)
+    return found

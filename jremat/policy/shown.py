@@ -1,0 +1,81 @@
+"""What every printed result shares: figures with units, columns that fit a terminal."""
+
+from collections.abc import Collection, Sequence
+
+WIDTH = 100
+"""Columns of what a result prints."""
+
+
+def human(nbytes: float) -> str:
+    """Bytes in a unit that suits them.
+
+    >>> human(1536), human(80 * 2**30)
+    ('1.5 KiB', '80.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} TiB"
+
+
+def human_flops(flops: float) -> str:
+    """FLOPs in a unit that suits them.
+
+    >>> human_flops(1_236_950_581_248), human_flops(27)
+    ('1.24 TFLOP', '27 FLOP')
+    """
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
+        if abs(flops) < 1000:
+            return f"{flops:.0f} {unit}" if unit == "FLOP" else f"{flops:.3g} {unit}"
+        flops /= 1000
+    return f"{flops:,.3g} PFLOP"
+
+
+def human_seconds(seconds: float) -> str:
+    """Seconds in a unit that suits them.
+
+    >>> human_seconds(0.0123), human_seconds(2.5)
+    ('12.3 ms', '2.50 s')
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int = WIDTH) -> str:
+    """Rows as columns, two spaces apart, each line cut at ``width``.
+
+    Args:
+        rows: of as many cells each, or fewer.
+        right: columns whose cells stand at the right.
+
+    >>> print(aligned([("bytes", "value"), ("2.0 MiB", "up")], right=[0]))
+      bytes  value
+    2.0 MiB  up
+    """
+    widths = [max(len(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows), default=0))]
+    lines = (
+        "  ".join(cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths)))
+        for row in rows
+    )
+    return "\n".join(cut(line.rstrip(), width) for line in lines)
+
+
+def cut(line: str, width: int = WIDTH) -> str:
+    """A line, its end left out where it is longer than ``width``.
+
+    >>> cut("abcdef", 4)
+    'abc…'
+    """
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def most(rows: Sequence[str], count: int, what: str) -> list[str]:
+    """The first ``count`` of some lines, and how many more there are.
+
+    >>> most(["a", "b", "c"], 1, "values")
+    ['a', '… and 2 more values']
+    """
+    left = len(rows) - count
+    return [*rows] if left <= 0 else [*rows[:count], f"… and {left:,} more {what}"]

@@ -1,0 +1,101 @@
+"""Meshes inside a program that is compiled for devices that are not here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jremat
+from jremat.measure import memory, mesh
+
+TARGET, ROWS = "h200x4", P("data")
+
+
+def constrained(over, w, x):
+    return jax.lax.with_sharding_constraint(jnp.tanh(x @ w), NamedSharding(over, ROWS))
+
+
+def mapped(over, w, x):
+    f = jax.shard_map(lambda x, w: jnp.tanh(x @ w), mesh=over, in_specs=(ROWS, P()), out_specs=ROWS)
+    return f(x, w)
+
+
+def by_context(w, x):
+    return jax.lax.with_sharding_constraint(jnp.tanh(x @ w), ROWS)
+
+
+def step(f):
+    return jax.value_and_grad(lambda w, x: f(w, x).sum())
+
+
+def shapes(over):
+    placed = lambda shape, spec: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(over, spec))
+    return placed((64, 64), P()), placed((1024, 64), ROWS)
+
+
+def here():
+    return jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def described():
+    return mesh(TARGET, data=4)
+
+
+def abstract():
+    return AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+GIVEN = 4 * (64 * 64 + 256 * 64)  # bytes of the arguments on one of four devices
+
+
+@pytest.mark.parametrize("f", [constrained, mapped])
+@pytest.mark.parametrize("of_program", [described, abstract])
+@pytest.mark.parametrize("of_arguments", [here, described, abstract])
+def test_a_mesh_of_the_target_or_of_no_devices(f, of_program, of_arguments):
+    over = of_program()
+    found = memory(step(lambda w, x: f(over, w, x)), *shapes(of_arguments()), target=TARGET)
+    assert found.argument_bytes == GIVEN
+
+
+@pytest.mark.parametrize(
+    "context", [lambda: jax.set_mesh(described()), lambda: jax.sharding.use_abstract_mesh(abstract())]
+)
+def test_a_context_mesh(context):
+    with context():
+        assert memory(step(by_context), *shapes(abstract()), target=TARGET).argument_bytes == GIVEN
+
+
+@pytest.mark.parametrize(("f", "words"), [(constrained, "sharding_constraint"), (mapped, "shard_map")])
+def test_a_mesh_of_what_is_here_is_refused_in_a_line(f, words):
+    over = here()
+    with pytest.raises(ValueError) as refused:
+        memory(step(lambda w, x: f(over, w, x)), *shapes(abstract()), target=TARGET)
+    [line] = str(refused.value).splitlines()
+    assert line.startswith(f"fn: {words} at ") and "test_meshes.py:" in line
+    assert "AbstractMesh" in line and "jremat.measure.mesh('h200x4', data=4)" in line
+
+
+def test_a_context_mesh_of_what_is_here_is_refused_in_a_line():
+    with jax.set_mesh(here()), pytest.raises(ValueError, match=r"^fn: .*set_mesh.*jremat.measure.mesh\('h200x4'"):
+        memory(step(by_context), *shapes(abstract()), target=TARGET)
+
+
+@pytest.mark.parametrize("of_program", [here, described, abstract])
+def test_a_trace_and_a_plan(of_program):
+    """What compiles nothing takes any mesh; a plan is compiled, so that it takes those of its target alone."""
+    over = of_program()
+    block = lambda w, x: constrained(over, w, x)
+    w, x = shapes(abstract())
+    assert jremat.traced_peak(step(block), w, x).argument_bytes == 4 * (64 * 64 + 1024 * 64)
+    assert not jremat.lint(block, w, x)
+    whole = lambda plan: (
+        step(jremat.stack(block, plan, num_layers=2)),
+        (jax.ShapeDtypeStruct((2, 64, 64), w.dtype), x),
+    )
+    plan = lambda: jremat.plan(block, w, x, num_layers=2, hbm_bytes=2**30, target=TARGET, step=whole)
+    if of_program is here:
+        with pytest.raises(ValueError, match="sharding_constraint"):
+            plan()
+    else:
+        assert plan().peak_bytes < 2**21
