@@ -35,7 +35,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training step needs, line by line, each with its formula. Nothing is compiled or run.
+    """What a training step needs, line by line, each with its formula; nothing is compiled or run.
 
     The model is a function, named as package.module:function or file.py:function, or a Hugging Face config.json. With
     --layers N the function is one block f(layer_parameters, carry, ...) of N; without, it is a loss f(parameters, ...).

@@ -63,8 +63,10 @@ class Arguments:
         return tuple(map(arrays_of, args)), {key: arrays_of(kwargs[key]) for key in sorted(kwargs)}
 
     def over_arrays(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """``run(*arrays)`` as a function of what ``to_trace`` returns, with the parameters of ``f``: JAX's messages
-        name these."""
+        """``run(*arrays)`` as a function of what ``to_trace`` returns.
+
+        It has the parameters of ``f``, which JAX's messages name.
+        """
 
         def traced(*args: Any, **kwargs: Any) -> Any:
             return run(*jax.tree.leaves((args, kwargs)))

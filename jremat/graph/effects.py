@@ -1,4 +1,4 @@
-"""Effects that a rerun would repeat: a Ref read anew, a write or a callback done twice. Remat refuses them."""
+"""Effects that recomputation would repeat, which remat refuses: Refs read or written, callbacks that must run once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

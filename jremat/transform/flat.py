@@ -16,7 +16,7 @@ from jremat.transform.layer import Flat, Leaves
 
 @dataclass(frozen=True)
 class Layout:
-    """What the leaves of a block's program are. Its inputs: a layer's parameters, the carry, shared values, constants.
+    """How the inputs of a block's program divide into a layer's parameters, the carry, shared values and constants.
 
     Args:
         num_layer: leaves of one layer's parameters.

@@ -71,8 +71,10 @@ def _class(block: Any, method: str, *options: Any) -> Any:
 
 
 def remat_over_module(f: Callable[..., Any], policy: Policy, **options: Any) -> Callable[..., Any]:
-    """``f(module, ...)`` of a Linen module inside ``init`` or ``apply``: what the module reads and writes goes in and
-    comes out."""
+    """``f(module, ...)`` of a Linen module inside ``init`` or ``apply``, with remat.
+
+    What the module reads and writes goes in and comes out.
+    """
     return lift_transform(_lifted(f, policy, **options), f)
 
 

@@ -15,8 +15,9 @@ def rematted_class(block: type, call: Callable[..., Any]) -> type:
 
 
 def in_place_of(made: Any, block: type, again: Callable[[], type]) -> Any:
-    """``made`` under the name of ``block``: what names things after classes (Flax its submodules) then names them as
-    without remat.
+    """``made`` under the name of ``block``.
+
+    What is named after a class, such as Flax's submodules, then has the same name as without remat.
 
     Args:
         made: a subclass of ``block``.
