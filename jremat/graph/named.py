@@ -89,7 +89,7 @@ def _derivative(eqn: Any, primals: Sequence[Any], active: Sequence[int]) -> Any:
 
 def _run(closed: Any, inputs: Sequence[Any], names: Sequence[str | None]) -> list[Any]:
     """Evaluate a derivative, calls entered; the first outputs, and what is made beside them, are named."""
-    heads = [v for v in closed.jaxpr.outvars[: len(names)]]
+    heads = list(closed.jaxpr.outvars[: len(names)])
     beside = next((name for name in names if name), None)
 
     def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

@@ -154,7 +154,7 @@ def has_tags(jaxpr: Any) -> bool:
 
 
 def differentiates(eqn: Any) -> bool:
-    """Whether an equation's derivative is a rule that may read its outputs: no loop, no branch, no kernel, no effect."""
+    """Whether an equation's derivative is a rule that may read its outputs: no loop, branch, kernel or effect."""
     name = eqn.primitive.name
     if eqn.effects or tagged_name(eqn.primitive, eqn.params) is not None:
         return False

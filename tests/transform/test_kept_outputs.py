@@ -104,9 +104,7 @@ EMPTY = {
     "identities that name a place": "device_put layout_constraint sharding_constraint tie",
     "no derivative, or none by reverse mode": "eig select_and_gather_add select_and_scatter_add nextafter",
     "complex, which JAX's own remat can't keep": "complex conj fft",
-    "its rule runs another one for the order of equal places, which a policy by primitive keeps and ours doesn't name": (
-        "scatter"
-    ),
+    "its rule runs another one, which a policy by primitive keeps and ours does not name": ("scatter"),
     "no public function binds it alone": "add_any stack unstack ragged_dot_general",
 }
 """Primitives left out, by reason."""
@@ -197,7 +195,7 @@ class TestNamesInARule:
 
     @forms
     def test_a_name_in_the_primal_alone_is_an_error(self, form: Callable[..., Any]) -> None:
-        with pytest.raises(ValueError, match="names 'primal_only'.*names in this function: rule_only"):
+        with pytest.raises(ValueError, match=r"names 'primal_only'.*names in this function: rule_only"):
             jremat.checkpoint(form, Policy.save("primal_only"))(SQUARE, SQUARE)
 
     def test_a_stack_keeps_them_too(self) -> None:
