@@ -65,7 +65,8 @@ def kernels_of(ops: list[Op], rules: Rules) -> list[Kernel]:
 def split_sum(op: Op, rules: Rules) -> tuple[int, bool]:
     """Into how many parts XLA splits a matmul along what it sums over, and whether that doesn't divide.
 
-    A matmul whose result has too few tiles to keep the GPU busy is split until it has enough.
+    A matmul whose result has too few tiles to keep the GPU busy is split until it has enough, or until adding the parts
+    up costs more than a shorter sum saves.
     """
     (contracted, other), (batch, _) = op.eqn.params["dimension_numbers"]
     left, right = (v.aval.shape for v in op.eqn.invars)
@@ -78,7 +79,9 @@ def split_sum(op: Op, rules: Rules) -> tuple[int, bool]:
     if not tiles or summed < rules.least_summed:
         return 1, False
     wanted = -(-rules.busy_tiles // tiles)
-    parts = 1 << (min(wanted, summed // rules.least_part).bit_length() - 1)
+    padded = batches * math.prod(-(-n // width) * width for n in (rows, columns))
+    worth = round(math.log2(rules.summed_for_added * summed / padded) / 2)  # the power of two nearest to the root
+    parts = 1 << max(0, min(wanted.bit_length() - 1, worth))
     return parts, summed % parts != 0
 
 

@@ -27,6 +27,7 @@ class _Reader:
         self.rules = rules
         self.ops: list[Op] = []
         self.made: dict[Any, list[Value]] = {}  # results by what is done to what, to do nothing twice
+        self.zeros: dict[Any, Op] = {}  # what zeroes the stacks of one shape
         self.around = ""  # name scopes of the calls entered
 
     def computation(
@@ -46,7 +47,8 @@ class _Reader:
             sunk: inputs that are constants, made inside.
             length: how often a loop's body runs, so how many slices a stack has.
         """
-        outer, self.ops, self.made, self.around = (self.ops, self.made, self.around), [], {}, ""
+        outer = self.ops, self.made, self.zeros, self.around
+        self.ops, self.made, self.zeros, self.around = [], {}, {}, ""
         env: dict[Any, Value] = {}
         inputs = []
         for k, var in enumerate(jaxpr.invars):
@@ -71,7 +73,7 @@ class _Reader:
             "result", None, None, [v for k, v in enumerate(outputs) if not carried or carried[k] is not None], []
         )
         ops = alive(scattered(self.ops))
-        self.ops, self.made, self.around = outer
+        self.ops, self.made, self.zeros, self.around = outer
         kernels = kernels_of(ops, self.rules)
         assert result in ops
         return Computation(inputs, outputs, kernels, tuple(carried))
@@ -107,7 +109,7 @@ class _Reader:
                 name == "transpose" and turned_back(eqn, inputs[0])
             ):
                 env[eqn.outvars[0]] = inputs[0]
-            elif name in self.rules.entered or _runs_once(eqn):
+            elif name in self.rules.entered or _runs_once(eqn) or _by_platform(eqn):
                 self._enter(eqn, inputs, env)
             else:
                 self._bind(eqn, inputs, env, call)
@@ -124,7 +126,7 @@ class _Reader:
         return inputs
 
     def _enter(self, eqn: Any, inputs: list[Value], env: dict[Any, Value]) -> None:
-        inner = opened(inner_jaxprs(eqn)[0][0])
+        inner = opened(inner_jaxprs(eqn)[_branch(eqn)][0])
         given = inputs[len(inputs) - len(inner.invars) :]
         if eqn.primitive.name in ("remat2", "checkpoint") and eqn.params.get("prevent_cse", True):
             # JAX puts an optimization barrier before what is made again: all of its inputs must be there
@@ -216,14 +218,19 @@ class _Reader:
         return op.outputs
 
     def _zeros(self, eqn: Any, call: Any, avals: list[Any]) -> list[Value]:
-        """The stacks of a loop, zeroed before it and then written in place; those of one shape by one kernel."""
-        shapes: dict[Any, list[int]] = {}
-        for k, aval in enumerate(avals):
-            shapes.setdefault((aval.shape, aval.dtype), []).append(k)
-        made: dict[int, Value] = {}
-        for places in shapes.values():
-            made |= dict(zip(places, self._op("zeros", eqn, call, [], [avals[k] for k in places]).outputs))
-        return [made[k] for k in range(len(avals))]
+        """The stacks of a loop, zeroed before it and then written in place.
+
+        All of one shape are zeroed by one kernel, those of other loops too: nothing holds a loop's back until it starts.
+        """
+        made = []
+        for aval in avals:
+            op = self.zeros.get((aval.shape, aval.dtype))
+            if op is None:
+                op = self.zeros[aval.shape, aval.dtype] = self._op("zeros", eqn, call, [], [])
+            value = Value(aval, device_bytes(aval), op)
+            op.outputs.append(value)
+            made.append(value)
+        return made
 
     def _relaid(self, value: Value, eqn: Any, call: Any) -> Value:
         """A copy in another layout; one serves all that read it element by element."""
@@ -251,6 +258,17 @@ class _Reader:
 def _runs_once(eqn: Any) -> bool:
     """Whether an equation is a loop of one turn: XLA unrolls it. Its one slice of a stack is all of the stack."""
     return eqn.primitive.name == "scan" and eqn.params["length"] == 1
+
+
+def _by_platform(eqn: Any) -> bool:
+    """Whether an equation has a branch for each kind of device: one alone is compiled."""
+    return bool(eqn.params.get("branches_platforms"))
+
+
+def _branch(eqn: Any) -> int:
+    """Which of the computations of an equation that is entered stands in the program for a GPU."""
+    platforms = eqn.params.get("branches_platforms") or [None]
+    return next((k for k, names in enumerate(platforms) if names is None or {"cuda", "gpu"} & set(names)), 0)
 
 
 def _same(eqn: Any, inputs: list[Value]) -> Any:
