@@ -1,4 +1,4 @@
-"""The closed form's kept bytes are the traced program's, to the byte: one block, then whole losses under any plan."""
+"""Formulas with numbers in their letters' place are what JAX keeps of the model that trains, to the byte."""
 
 from dataclasses import replace
 
@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policies
-from jremat.estimate.block import block_of, bytes_of, sizes_of
+from jremat.estimate.block_cost import block_cost
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.kept import kept_by
+from jremat.estimate.decoder.stage import numbers_of
 from jremat.estimate.transformer import estimate
+from jremat.graph.letters import Polynomial
 from jremat.policy import OFFLOAD, Policy
-from tests.estimate.traced import block_residuals, loss_residuals
+from tests.estimate.traced import block_residuals, stack_residuals
 
 GPT = TransformerConfig(
     vocab_size=64, num_layers=7, hidden=32, heads=4, kv_heads=4, head_dim=8, mlp_hidden=128, max_seq=16,
@@ -33,10 +34,11 @@ RULES = (
 )
 
 
-def closed_form(config: TransformerConfig, policy: Policy, batch: int, seq: int) -> tuple[int, int]:
-    sizes = sizes_of(config, batch, seq)
-    rows = [(bytes_of(t.axes, t.dtype, config, sizes), d) for t, d in kept_by(block_of(config), policy).tensors]
-    return sum(size for size, _ in rows), sum(size for size, d in rows if d is OFFLOAD)
+def formula(config: TransformerConfig, policy: Policy, batch: int, seq: int) -> tuple[int, int]:
+    rows = [row for row in block_cost(config, policy).rows if row.kind == "kept"]
+    numbers = numbers_of(config, batch, seq)
+    size = lambda row: Polynomial.of(row.bytes).at(numbers)
+    return sum(map(size, rows)), sum(size(row) for row in rows if row.decision is OFFLOAD)
 
 
 def or_refused(count, *args):
@@ -53,7 +55,7 @@ def or_refused(count, *args):
 def test_every_policy_of_one_block_keeps_the_traced_bytes(family, attention):
     """Dropout on, so that masks' keys are there too; off in the property test below."""
     config = replace(family, attention=attention, dropout=0.1)
-    mine = {spec: or_refused(closed_form, config, policies.get(spec), 2, 16) for spec in (*ONE_BLOCK, *RULES)}
+    mine = {spec: or_refused(formula, config, policies.get(spec), 2, 16) for spec in (*ONE_BLOCK, *RULES)}
     traced = {spec: or_refused(block_residuals, config, policies.get(spec), 2, 16) for spec in (*ONE_BLOCK, *RULES)}
     assert mine == traced
     assert len(set(mine.values())) > 12  # policies do differ
@@ -78,19 +80,17 @@ def configs(draw):
         qkv_bias=draw(st.booleans()),
         dropout=draw(st.sampled_from([0.0, 0.2])),
         attention=draw(st.sampled_from(["dot", "blockwise"])),
-        attention_block=draw(st.integers(1, 8)),
+        attention_block=draw(st.integers(1, 4)),
         param_dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         compute_dtype=draw(st.sampled_from(["float32", "bfloat16"])),
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(configs(), st.sampled_from((*ONE_BLOCK, *RULES)), st.integers(1, 3), st.integers(2, 9))
+@settings(max_examples=30, deadline=None)
+@given(configs(), st.sampled_from((*ONE_BLOCK, *RULES)), st.integers(1, 3), st.sampled_from([8, 12, 16]))
 def test_any_block_keeps_the_traced_bytes(config, spec, batch, seq):
     policy = policies.get(spec)
-    assert or_refused(closed_form, config, policy, batch, seq) == or_refused(
-        block_residuals, config, policy, batch, seq
-    )
+    assert or_refused(formula, config, policy, batch, seq) == or_refused(block_residuals, config, policy, batch, seq)
 
 
 PLANS = (
@@ -99,38 +99,32 @@ PLANS = (
     "mix:4*revolve:3,rest*dots_saveable",
 )
 UNIFORM = ("none", "full", "dots_saveable", "offload_dots", "offload_inputs", "but:attn_norm")
-LOSSES = [
-    *((spec, "chain", GPT, "dot", 0.1, None) for spec in (*PLANS, "full", "none")),
-    *((spec, "chain", LLAMA, "blockwise", 0.0, 5) for spec in (*PLANS[::3], "offload_dots")),
-    *((spec, "scan", replace(LLAMA, compute_dtype="bfloat16"), "blockwise", 0.1, None) for spec in UNIFORM),
-    *((spec, "scan", GPT, "dot", 0.0, 5) for spec in UNIFORM[:4]),
+STACKS = [
+    *((spec, "chain", GPT, "dot", 0.1) for spec in (*PLANS, "full", "none")),
+    *((spec, "chain", LLAMA, "blockwise", 0.0) for spec in (*PLANS[::3], "offload_dots")),
+    *((spec, "scan", replace(LLAMA, compute_dtype="bfloat16"), "blockwise", 0.1) for spec in UNIFORM),
+    *((spec, "scan", GPT, "dot", 0.0) for spec in UNIFORM[:4]),
 ]
 
 
-@pytest.mark.parametrize(("spec", "stack", "family", "attention", "dropout", "chunk"), LOSSES)
-def test_a_whole_loss_keeps_the_traced_bytes(spec, stack, family, attention, dropout, chunk):
+@pytest.mark.parametrize(("spec", "stack", "family", "attention", "dropout"), STACKS)
+def test_the_layers_keep_what_those_of_the_model_keep(spec, stack, family, attention, dropout):
     config, policy = replace(family, attention=attention, dropout=dropout), policies.get(spec)
-    ledger = estimate(config, policy, batch=2, seq=16, chunk=chunk, stack=stack)
-    on_host = sum(line.total_bytes for line in ledger.lines if line.on_host)
-    assert (ledger.residual_bytes, on_host) == loss_residuals(config, policy, 2, 16, chunk, stack)
+    ledger = estimate(config, policy, batch=2, seq=16, stack=stack)
+    kept, on_host = stack_residuals(config, policy, 2, 16, stack)
+    assert (ledger.kept_bytes, ledger.host_bytes) == (kept, on_host)
 
 
 def test_a_block_by_hand():
     """In units of 2·b·s·h bytes: eight, the MLP's eight; scores, four statistics a token, bf16 copies of weights."""
     unit, weights = 2 * 2 * 16 * 32, 2 * 12 * 32 * 32
     by_hand = 8 * unit + 8 * unit + 2 * 2 * 4 * 16 * 16 + 4 * 4 * 2 * 16 + weights
-    assert closed_form(GPT, policies.get("none"), 2, 16) == (by_hand, 0)
-    assert closed_form(GPT, policies.get("full"), 2, 16) == (0, 0)
-    assert closed_form(GPT, policies.get("offload_dots"), 2, 16)[1] == 9 * unit + 2 * 2 * 4 * 16 * 16
+    assert formula(GPT, policies.get("none"), 2, 16) == (by_hand, 0)
+    assert formula(GPT, policies.get("full"), 2, 16) == (0, 0)
+    assert formula(GPT, policies.get("offload_dots"), 2, 16)[1] == 9 * unit + 2 * 2 * 4 * 16 * 16
 
 
 @pytest.mark.parametrize("spec", ["save:attn_outt", "megatron:moe_act", "axlearn:flash_attention"])
 def test_a_policy_that_matches_nothing_is_refused(spec):
     with pytest.raises(ValueError, match=r"no value bears|matches nothing"):
-        kept_by(block_of(GPT), policies.get(spec))
-
-
-def test_a_planned_policy_is_sent_to_the_trace():
-    planned = Policy(values=(("3", policies.get("none").default),), fingerprint="0" * 16)
-    with pytest.raises(ValueError, match=r"planned values.*jremat\.residuals"):
-        kept_by(block_of(GPT), planned)
+        estimate(GPT, policies.get(spec), batch=2, seq=16)

@@ -1,4 +1,4 @@
-"""The closed form's peak against the compiler's, as the benchmark recorded it."""
+"""The estimate's peak against the compiler's, as the benchmark recorded it."""
 
 import json
 import statistics

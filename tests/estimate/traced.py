@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import jremat
 from jremat.estimate.config import TransformerConfig
-from jremat.policy import LayerPlan, Policy
+from jremat.policy import FULL, LayerPlan, Policy
 from jremat.transform import chain
 from models.transformer import Block, Transformer, init_params, mean_loss
 
@@ -33,11 +33,20 @@ def block_residuals(config: TransformerConfig, policy: Policy, batch: int, seq: 
     return rows.total_bytes, rows.host_bytes
 
 
-def loss_residuals(
-    config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, chunk: int | None, stack: str
+def stack_residuals(
+    config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, stack: str
 ) -> tuple[int, int]:
-    """Bytes that the whole loss makes and keeps, and those of them in host memory."""
-    loss, args = _loss(config, policy, batch, seq, chunk, stack)
+    """Bytes that the layers of the model keep, and those of them in host memory.
+
+    The loss is counted whole, less what it keeps of its own: what it keeps where the layers keep only their input.
+    """
+    whole, least = (_loss_residuals(config, p, batch, seq, stack) for p in (policy, FULL))
+    carried = config.num_layers * batch * seq * config.hidden * jnp.dtype(config.compute_dtype).itemsize
+    return whole[0] - (least[0] - carried), whole[1]
+
+
+def _loss_residuals(config, policy, batch, seq, stack) -> tuple[int, int]:
+    loss, args = _loss(config, policy, batch, seq, None, stack)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         rows = jremat.residuals(loss, *args)
