@@ -220,7 +220,7 @@ class _Reader:
     def _zeros(self, eqn: Any, call: Any, avals: list[Any]) -> list[Value]:
         """The stacks of a loop, zeroed before it and then written in place.
 
-        All of one shape are zeroed by one kernel, those of other loops too: nothing holds a loop's back until it starts.
+        All of one shape are zeroed by one kernel, those of other loops too: nothing delays the zeros of a later loop.
         """
         made = []
         for aval in avals:
