@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jremat.command.line import fail, parse, run, unwritten, warn
 from jremat.estimate import textbook
-from jremat.estimate.fit import Way, ways_to_fit
+from jremat.estimate.fit import ERROR, MARGIN, Way, fit, ways_to_fit
 from jremat.policy.files import write_whole
 from jremat.report import tables
 from jremat.report.ledger import of_ledger
@@ -108,6 +108,9 @@ def show(
         tables.show(out, *(f"assumes: {assumption}" for assumption in ledger.assumptions), indent=9)
         if hbm_bytes is not None:
             tables.show(out, f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
+            if fit(ledger.peak_bytes, hbm_bytes) == "tight":
+                reason = f"within the estimate's error ({ERROR:.0%}) and the margin for workspaces ({MARGIN:.0%})"
+                tables.show(out, f"tight: {reason}")
     else:
         out.print(of_policies(counted, title, hbm_bytes))
     if refused:

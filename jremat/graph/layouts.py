@@ -44,8 +44,12 @@ def turned_back(eqn: Any, value: Value) -> bool:
 def untransposed(value: Value) -> Value:
     """A matrix as it lies in memory: a matmul reads its rows as columns just as well."""
     maker = value.maker
-    matrix = sum(n != 1 for n in value.aval.shape) <= 2
-    return maker.inputs[0] if maker is not None and maker.name == "transpose" and matrix else value
+    return maker.inputs[0] if maker is not None and maker.name == "transpose" and is_matrix(value) else value
+
+
+def is_matrix(value: Value) -> bool:
+    """Whether at most two axes are longer than one."""
+    return sum(n != 1 for n in value.aval.shape) <= 2
 
 
 def transposed_within(stack: Value, one: Value) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
-from jremat.graph.layouts import layout_of, transposed_within, turned_back, untransposed
+from jremat.graph.layouts import is_matrix, layout_of, transposed_within, turned_back, untransposed
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
 from jremat.graph.trace import device_bytes, inner_jaxprs, loop_parts, on_host, opened, scopes
@@ -120,7 +120,8 @@ class _Reader:
         if name == "dot_general":
             inputs = [untransposed(v) for v in inputs]
             return [self._copy(v, eqn, None) if v.layout == "mixed" else v for v in inputs]
-        layouts = {v.layout for v in inputs}
+        # a matrix is turned in passing, beside another too
+        layouts = {"" if v.layout == "turned" and is_matrix(v) else v.layout for v in inputs}
         if name in FUSIBLE and "matmul" in layouts and layouts & self.rules.unlike_matmuls:
             return [self._relaid(v, eqn, None) if v.layout == "matmul" else v for v in inputs]
         return inputs
@@ -220,9 +221,11 @@ class _Reader:
     def _zeros(self, eqn: Any, call: Any, avals: list[Any]) -> list[Value]:
         """The stacks of a loop, zeroed before it and then written in place.
 
-        All of one shape are zeroed by one kernel, those of other loops too: nothing delays the zeros of a later loop.
+        Those of one shape are zeroed by one kernel; where it zeroes those of other loops too, they wait in memory.
         """
         made = []
+        if not self.rules.zeroed_together:
+            self.zeros.clear()
         for aval in avals:
             op = self.zeros.get((aval.shape, aval.dtype))
             if op is None:

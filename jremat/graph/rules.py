@@ -71,7 +71,8 @@ class Rules:
             8,192 rows or 21 million elements are written, those of 4,096 rows and up to 16.8 million aren't.
         unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by
             element.
-        orders: the orders tried (``jremat.graph.order.ORDERS``).
+        orders: the orders tried for a program that holds loops (``jremat.graph.order.ORDERS``); without loops, all.
+        zeroed_together: whether the stacks of one shape are zeroed by one kernel, those of other loops too.
         no_siblings: operations whose readers aren't joined into one kernel for reading the same array.
         tile: rows and columns of a matmul's result that one block of threads makes.
         busy_tiles: how many tiles keep an H200 busy: two for each of its 132 multiprocessors.
@@ -91,6 +92,7 @@ class Rules:
     few_tanh: tuple[int, int] = (1 << 12, 1 << 24)
     unlike_matmuls: frozenset[str] = frozenset({"mixed"})
     orders: tuple[str, ...] = ("greedy", "depth_first", "as_written")
+    zeroed_together: bool = True
     no_siblings: frozenset[str] = frozenset({"dot_general"})
     tile: tuple[int, int] = (64, 128)
     busy_tiles: int = 264
@@ -105,6 +107,7 @@ CALIBRATED = {
         "0.12.0.1",
         unlike_matmuls=frozenset({"mixed", "turned"}),
         orders=("depth_first",),
+        zeroed_together=False,
         no_siblings=frozenset(),
     ),
 }

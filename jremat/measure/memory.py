@@ -14,6 +14,8 @@ from typing import Any
 import jax
 
 from jremat.graph import Graph, trace
+from jremat.graph.flops import REMAT_SCOPE
+from jremat.graph.trace import inner_jaxprs, opened, scopes
 from jremat.measure import worker
 from jremat.measure.buffers import Buffer, Tags, largest_at_peak, tags_of
 from jremat.measure.compile import compiled, is_array, lower
@@ -41,6 +43,7 @@ class Memory:
         versions: of JAX and of what compiled.
         flags: that change what the compiler does.
         label: ``compiled for h200, not run``.
+        notes: what to know of the figures, a sentence each.
 
     >>> import jax.numpy as jnp
     >>> found = memory(jnp.sin, jax.ShapeDtypeStruct((1024,), jnp.float32), target="cpu")
@@ -62,6 +65,7 @@ class Memory:
     versions: Mapping[str, str]
     flags: Mapping[str, str]
     label: str
+    notes: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -79,7 +83,8 @@ class Memory:
         compiled = self.label if "compiled" in self.label else f"compiled for {self.label}"
         each = f", each of {self.num_devices} devices" if self.num_devices > 1 else ""
         rows = [("peak", human(self.peak_bytes), compiled + each)]
-        return aligned([*rows, *((name, human(n)) for name, n in figures.items() if n)], right=[1])
+        table = aligned([*rows, *((name, human(n)) for name, n in figures.items() if n)], right=[1])
+        return "\n".join([table, *self.notes])
 
     __repr__ = __str__
 
@@ -199,6 +204,7 @@ def _request(
 ) -> dict[str, Any]:
     """What ``measured`` needs beside the program: read from the function's graph, and what the caller chose."""
     graph = _graph(fn, args)
+    backend = jax.default_backend() if kind.platform == "local" else kind.platform
     if kind.platform == "cpu" and any(words in str(graph.program.jaxpr) for words in _OFFLOADS):
         warnings.warn(
             "memory: the program offloads to the host, and a CPU has one memory only: host_bytes shows nothing; "
@@ -206,7 +212,11 @@ def _request(
             stacklevel=3,
         )
     options = dict(compiler_options or {})
-    return {"xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags_of(graph)}
+    notes = (UNDONE,) if backend == "cpu" and recomputes_outside_loops(graph.program.jaxpr) else ()
+    return {
+        "xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags_of(graph),
+        "notes": notes,
+    }  # fmt: skip
 
 
 def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin: float = 0.05, **options: Any) -> Fit:
@@ -245,6 +255,7 @@ def measured(
     compiler_options: Mapping[str, Any],
     num_buffers: int,
     tags: Tags,
+    notes: tuple[str, ...] = (),
 ) -> tuple[Memory, jax.stages.Compiled]:
     """Compile what was lowered for ``kind``, and read its memory; the program can be run where the device is here.
 
@@ -282,8 +293,27 @@ def measured(
         versions=versions(kind),
         flags=_flags(xla_remat, compiler_options),
         label=kind.label,
+        notes=notes,
     )
     return found, program
+
+
+UNDONE = (
+    "remat is undone outside of loops: XLA for CPU drops optimization barriers and takes the forward pass's values for "
+    "the recomputed ones; a GPU or TPU target keeps remat"
+)
+
+
+def recomputes_outside_loops(jaxpr: Any, around: str = "") -> bool:
+    """Whether a program recomputes anything for a backward pass outside of loops, where XLA for CPU undoes it."""
+    for eqn in opened(jaxpr).eqns:
+        name, scope = eqn.primitive.name, f"{around}/{scopes(eqn)}"
+        if name == "while" or (name == "scan" and eqn.params["length"] > 1):
+            continue
+        inner = inner_jaxprs(eqn)
+        if (not inner and REMAT_SCOPE in scope) or any(recomputes_outside_loops(j, scope) for j, _ in inner):
+            return True
+    return False
 
 
 def versions(kind: Target) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jremat.estimate.fit import Way
+from jremat.estimate.fit import Way, fit
 from jremat.estimate.ledger import Ledger
 from jremat.estimate.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
@@ -14,8 +14,8 @@ Counted = tuple[Policy | LayerPlan, Ledger]
 def of_policies(counted: Sequence[Counted], title: str, hbm_bytes: int | None) -> Table:
     """A line a policy, least memory first."""
     figures = ("peak", "kept by layers", "on the host", "recomputed, of the forward")
-    fit = () if hbm_bytes is None else ("fits",)
-    table = columns(title, ("policy", *figures, "peak at", *fit), right=figures)
+    heads = () if hbm_bytes is None else ("fits",)
+    table = columns(title, ("policy", *figures, "peak at", *heads), right=figures)
     for policy, ledger in sorted(counted, key=lambda pair: (pair[1].peak_bytes, pair[1].recompute_flops)):
         share = f"{100 * ledger.recompute_flops / ledger.forward_flops:.1f}%"
         fits = () if hbm_bytes is None else (fit_word(ledger, hbm_bytes),)
@@ -27,8 +27,10 @@ def of_policies(counted: Sequence[Counted], title: str, hbm_bytes: int | None) -
 
 def fit_word(ledger: Ledger, hbm_bytes: int) -> str:
     """Whether the peak fits, and by how much."""
-    free = hbm_bytes - ledger.peak_bytes
-    return f"yes, {human(free)} free" if free >= 0 else f"no, {human(-free)} over"
+    free, found = hbm_bytes - ledger.peak_bytes, fit(ledger.peak_bytes, hbm_bytes)
+    if found == "no":
+        return f"no, {human(-free)} over"
+    return f"{'yes' if found == 'fits' else found}, {human(free)} free"
 
 
 def of_ways(ways: Sequence[Way], spec: str) -> Table:

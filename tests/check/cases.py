@@ -50,6 +50,7 @@ from tests.check.programs import (
     unrolled,
     whole_exp,
     wide,
+    with_inner_loops,
 )
 
 FAULTS: dict[str, list[Case]] = {
@@ -104,6 +105,7 @@ FAULTS: dict[str, list[Case]] = {
         remat_scan((2, 8)),
     ],
     "peak-rises": [Case(big_then_small(FULL), TABLE)],
+    "replays-side-by-side": [Case(with_inner_loops(jax.checkpoint, blocks=4), (LONG,))],
 }
 """By rule: programs that have the fault, in the forms in which users write it."""
 
@@ -136,5 +138,9 @@ CLEAN: dict[str, list[Case]] = {
         Case(lambda w, x: wide(x, w), (W, LONG), {"policy": policies.get("full"), "num_layers": 16}),
     ],
     "peak-rises": [Case(big_then_small(JAX.save_only_these_names("choice")), TABLE)],
+    "replays-side-by-side": [
+        Case(with_inner_loops(lambda block: block, blocks=4), (LONG,)),
+        Case(unrolled(True), (WS, X)),
+    ],
 }
 """By rule: the same without the fault; no rule may fire on any of them."""

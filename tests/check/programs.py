@@ -314,3 +314,17 @@ def remat_scan(lengths):
     stack = nn.remat_scan(Layer, lengths=lengths)()
     variables = jax.eval_shape(stack.init, jax.random.key(0), LONG)
     return Case(lambda v, x: stack.apply(v, x).sum(), (variables, LONG))
+
+
+def with_inner_loops(remat, blocks):
+    """Blocks that are loops themselves, one after the other, unrolled."""
+
+    def block(x):
+        return lax.scan(lambda c, _: (c + jnp.sin(jnp.cos(c)), None), x, None, length=20)[0]
+
+    def loss(x):
+        for _ in range(blocks):
+            x = remat(block)(x)
+        return x.sum()
+
+    return loss

@@ -203,3 +203,27 @@ def test_a_split_sum_that_is_done_twice_is_its_whole_both_times():
     once = traced_peak(lambda a, b: jnp.sin(a @ b) @ (a @ a.T), a, b)
     twice = traced_peak(lambda a, b: jnp.sin(a @ b) @ (a @ a.T) + 0 * (a @ b), a, b)
     assert once.temp_bytes == twice.temp_bytes
+
+
+@pytest.mark.parametrize("version, blocks", [("0.10.2", 3), ("0.12.0", 1)])
+def test_the_stacks_of_unrolled_replays_are_zeroed_together_by_the_older_compiler(version, blocks):
+    block = jax.checkpoint(lambda x: lax.scan(lambda c, _: (c + jnp.sin(jnp.cos(c)), None), x, None, length=50)[0])
+    found = traced_peak(jax.grad(lambda x: block(block(block(x))).sum()), x, jax_version=version)
+    stack = 2 * 50 * SQUARE  # sin and cos of each turn
+    assert blocks * stack <= found.temp_bytes < (blocks + 0.5) * stack
+
+
+@pytest.mark.parametrize(
+    "summed, rows, columns, parts",
+    [(4096, 256, 256, 16), (8192, 256, 256, 32), (4096, 512, 512, 8), (16384, 128, 128, 64), (4096, 64, 64, 32),
+     (1024, 64, 64, 16), (1024, 512, 512, 4), (16384, 64, 64, 64), (8192, 768, 768, 4), (2048, 768, 3072, 1)],
+)  # fmt: skip
+def test_a_long_sum_is_split_as_it_is_compiled(summed, rows, columns, parts):
+    [matmul] = named(kernels(lambda a, b: a.T @ b, shape(summed, rows), shape(summed, columns)), "dot_general")
+    assert matmul.writes[0].nbytes == parts * rows * columns * 4
+
+
+def test_of_branches_by_platform_the_gpus_alone_is_read():
+    """``jnp.diag`` has a branch for a TPU's kernels: on a GPU it is a sum along rows, fused."""
+    found = traced_peak(lambda x: jnp.diag(x @ x), shape(512, 512))
+    assert found.temp_bytes == traced_peak(lambda x: jnp.sum(jnp.eye(512) * (x @ x), 0), shape(512, 512)).temp_bytes

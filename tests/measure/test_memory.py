@@ -320,3 +320,21 @@ def test_figures_of_the_prototype():
 
         found = memory(jax.value_and_grad(loss), params, at(b, s, h), target="h200")
         assert found.temp_bytes == pytest.approx(mib * 2**20, rel=0.01)
+
+
+@pytest.mark.parametrize("wrap, undone", [(jax.checkpoint, True), (lambda f: f, False)])
+def test_a_cpu_says_that_remat_outside_of_loops_is_undone(wrap, undone):
+    """Counted on the compiled program: three blocks' matmuls and twice as many backward, none of them recomputed."""
+    block = wrap(lambda x, w: x + jnp.sin(jnp.tanh(x @ w)))
+    step = jax.grad(lambda ws, x: block(block(block(x, ws[0]), ws[1]), ws[2]).sum())
+    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((128, 64), jnp.float32)
+    found = memory(step, *args, target="cpu", num_buffers=0)
+    assert ("undone" in str(found)) is undone and bool(found.notes) is undone
+    assert jax.jit(step).lower(*args).compile().as_text().count(" dot(") <= 9
+
+
+def test_remat_in_a_loop_holds_on_a_cpu_too():
+    body = jax.checkpoint(lambda x, w: jnp.sin(jnp.tanh(x @ w)))
+    step = jax.grad(lambda ws, x: jax.lax.scan(lambda c, w: (body(c, w), None), x, ws)[0].sum())
+    args = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32)
+    assert memory(step, *args, target="cpu", num_buffers=0).notes == ()

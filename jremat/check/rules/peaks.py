@@ -138,6 +138,24 @@ def _rises(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _side_by_side(subject: Subject) -> Iterator[Finding]:
+    for site in subject.sites:
+        if len(site.eqns) < 2 or site.loops:
+            continue
+        stacks = sum(nbytes for _, nbytes in _replays(of_site(site).gradient, False))
+        cost = (len(site.eqns) - 1) * stacks
+        if cost > (_TOLERANCE - 1) * subject.peak.temp_bytes:
+            yield Finding(
+                rule=SIDE_BY_SIDE.slug,
+                message=f"{len(site.eqns)} rematted blocks stand one after the other outside of a loop, and the replay "
+                f"of each stacks {stacks:,} bytes in a loop of its own: nothing orders the stacks, which XLA (of JAX "
+                "0.10) allocates for all blocks before the first replay runs",
+                place=site.source,
+                cure="run equal blocks in one loop: jremat.stack, or lax.scan over the rematted block",
+                cost_bytes=cost,
+            )
+
+
 GROUP_SIZE = Rule(
     "group-size",
     "uniform N (every_k:K) raised, and the peak goes up",
@@ -152,4 +170,11 @@ PEAK_RISES = Rule(
     "keep the small results of large intermediates",
     _rises,
 )
-RULES = (GROUP_SIZE, PEAK_RISES)
+SIDE_BY_SIDE = Rule(
+    "replays-side-by-side",
+    "memory grows with depth under full remat",
+    "the loops that replay unrolled blocks have their stacks allocated together",
+    "one loop over the blocks",
+    _side_by_side,
+)
+RULES = (GROUP_SIZE, PEAK_RISES, SIDE_BY_SIDE)

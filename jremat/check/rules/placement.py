@@ -56,7 +56,8 @@ def _bare(subject: Subject) -> Iterator[Finding]:
     if subject.is_block:  # one layer is replayed at a time, so what all others keep is saved
         return
     for site in subject.sites:
-        scan = None if site.around or site.loops else _bare_scan(site)
+        several = len(site.eqns) > 1  # of several blocks one is replayed at a time: replays-side-by-side says when not
+        scan = None if site.around or site.loops or several else _bare_scan(site)
         if scan is None:
             continue
         bare = subject.without([site])
