@@ -16,8 +16,8 @@ Dtype = Literal["float32", "bfloat16"]
 
 MAX_SIZE = 2**31 - 1
 """Of anything that a model counts: XLA's dimensions are int32."""
-MAX_LAYERS = 100_000
-"""Of a stack: a hundred times the deepest trained one; a plan over layers is made layer by layer."""
+MAX_LAYERS = 10_000
+"""Of a stack; a plan over layers is counted layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def from_huggingface(data: Mapping[str, Any]) -> tuple[TransformerConfig, tuple[
 
 
 def _gpt2(fields: "_Fields", remarks: list[str]) -> TransformerConfig:
-    hidden = fields.whole("n_embd")
+    hidden = fields.whole("n_embd", most=MAX_SIZE // 4)  # the MLP is four times as wide
     heads = fields.divisor("n_head", "n_embd", hidden)
     rates = {name: fields.rate(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     if len(set(rates.values())) > 1:
