@@ -93,7 +93,10 @@ def test_what_has_no_place_is_said(data, said):
         (GPT2 | {"n_head": 0}, "n_head: expected a whole number of at least 1, got 0"),
         (GPT2 | {"n_head": 7}, "n_head: expected a divisor of n_embd=768, got 7"),
         ({k: v for k, v in LLAMA3.items() if k != "hidden_size"}, "hidden_size: expected .* got None"),
-        (LLAMA3 | {"num_key_value_heads": 5}, "num_key_value_heads: expected a divisor of num_attention_heads=32, got 5"),
+        (
+            LLAMA3 | {"num_key_value_heads": 5},
+            "num_key_value_heads: expected a divisor of num_attention_heads=32, got 5",
+        ),
         (LLAMA3 | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: expected true or false, got 'yes'"),
     ],
 )
@@ -240,7 +243,7 @@ def test_what_is_no_config_file_is_one_line(case, tmp_path):
 @pytest.mark.parametrize("name", [".", "none.json", "config.json/below", "a\0b", "x" * 5000])
 def test_what_is_no_file_is_one_line(name, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="^config: cannot read "):
+    with pytest.raises(ValueError, match=r"^config: cannot read "):
         read(tmp_path / name)
 
 
