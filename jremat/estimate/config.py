@@ -1,18 +1,23 @@
 """The architecture of a decoder-only transformer as frozen data: what a closed form and a model are built from."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 from jremat.policy.counts import whole_number
+from jremat.policy.messages import near, shown
 
 Norm = Literal["layernorm", "rmsnorm"]
 Mlp = Literal["gelu", "swiglu"]
 Positions = Literal["learned", "rope"]
 Attention = Literal["dot", "blockwise", "cudnn"]
 Dtype = Literal["float32", "bfloat16"]
+
+MAX_SIZE = 2**31 - 1
+"""Of anything that a model counts: XLA's dimensions are int32."""
+MAX_LAYERS = 10_000
+"""Of a stack; a plan over layers is counted layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +84,12 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            whole_number(name, getattr(self, name))
+            whole_number(name, getattr(self, name), most=MAX_LAYERS if name == "num_layers" else MAX_SIZE)
         for name, choices in _CHOICES.items():
             _choice(name, getattr(self, name), choices)
         for name in ("bias", "qkv_bias", "tied_embeddings"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: expected True or False, got {shown(getattr(self, name))}")
         for name in ("rope_theta", "norm_eps"):
             _real(name, getattr(self, name), "a positive number", lambda x: x > 0)
         _real("dropout", self.dropout, "a rate of at least 0 and below 1", lambda x: 0 <= x < 1)
@@ -148,10 +153,12 @@ class TransformerConfig:
         ...
         ValueError: hiden: no such field of TransformerConfig; did you mean 'hidden' or 'mlp_hidden'?
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"data: expected the fields of a {cls.__name__} by name, got {shown(data)}")
         names = [field.name for field in fields(cls)]
         for name in data:
             if name not in names:
-                raise ValueError(f"{name}: no such field of {cls.__name__}{_near(str(name), names)}")
+                raise ValueError(f"{name}: no such field of {cls.__name__}{near(str(name), names, most=3)}")
         missing = [name for name in _SIZES if name not in data]
         if missing:
             raise ValueError(f"{missing[0]}: {cls.__name__} needs it, and it is not in the data")
@@ -171,17 +178,21 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         listed = " or ".join(map(repr, choices))
-        raise ValueError(f"{name}: expected {listed}, got {value!r}{_near(str(value), choices)}")
+        raise ValueError(f"{name}: expected {listed}, got {shown(value)}{near(str(value), choices)}")
 
 
 def _real(name: str, value: object, expected: str, fits: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not fits(value):
-        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+    if not is_real(value) or not fits(value):
+        raise ValueError(f"{name}: expected {expected}, got {shown(value)}")
 
 
-def _near(name: str, names: Any) -> str:
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+def is_real(value: object) -> bool:
+    """Whether ``value`` is a finite number that a float can hold; truths are none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False

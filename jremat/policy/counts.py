@@ -3,6 +3,8 @@
 import numbers
 from typing import Any
 
+from jremat.policy.messages import shown
+
 
 def whole_number(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
     """An argument that counts, as an int.
@@ -19,7 +21,7 @@ def whole_number(name: str, value: Any, least: int = 1, most: int | None = None)
     (3, 0)
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
-        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {shown(value)}")
     if most is not None and int(value) > most:
-        raise ValueError(f"{name}: expected at most {most}, got {value}")
+        raise ValueError(f"{name}: expected at most {most}, got {shown(value)}")
     return int(value)

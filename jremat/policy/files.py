@@ -1,8 +1,72 @@
-"""Files that a reader finds whole: the old one or the new one, never half of either."""
+"""Files that a reader finds whole, the old one or the new one and never half of either; and JSON from anywhere."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, NoReturn
+
+from jremat.policy.messages import shown
+
+MAX_BYTES = 1 << 28
+"""Of a JSON file that is read; what is larger is none of ours."""
+
+
+def read_json(path: str | Path) -> Any:
+    """The content of a JSON file (RFC 8259), which anybody may have written.
+
+    A byte order mark is passed over. NaN, Infinity and a key that stands twice in an object are refused, since readers
+    don't agree on them.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: it can't be read or isn't JSON, in one line that names it.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "plan.json").write_text('{"a": 1, "a": 2}')
+    ...     read_json(f"{folder}/plan.json")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    ValueError: .../plan.json is not JSON: expected each key of an object once, got 'a' twice
+    """
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"cannot read {path}: expected at most {MAX_BYTES >> 20} MiB of JSON")
+    try:
+        return parse_json(raw)
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def parse_json(raw: bytes) -> Any:
+    """The value that ``raw`` spells, as ``read_json`` reads it.
+
+    Raises:
+        ValueError: it isn't JSON in UTF-8, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"expected each key of an object once, got {shown(twice)} twice")
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"expected a number, got {name}")
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:

@@ -15,7 +15,6 @@ refused on others. A file without them, written by hand and of names alone, is p
 that are for people alone, such as predicted figures; any other is refused as mistyped.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -24,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from jremat.policy.decision import Decision
-from jremat.policy.files import write_whole
+from jremat.policy.files import read_json, write_whole
 from jremat.policy.layers import LayerPlan, Segment
 from jremat.policy.made_for import MadeFor
+from jremat.policy.messages import near, shown
 from jremat.policy.policy import Policy
 
 FORMAT = "jremat-plan-1"
@@ -54,11 +54,9 @@ def read(path: str, parse: Parse) -> Policy | LayerPlan:
     if not path:
         raise ValueError("policy: 'plan:' expected the path of a file, as in plan:FILE")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except OSError as error:
-        raise ValueError(f"policy: 'plan:{path}' can't be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a path that no file can have
-        raise ValueError(f"policy: 'plan:{path}' is not a JSON file: {error}") from None
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"policy: 'plan:{path}': {error}") from None
     try:
         content = _object(content, "the file")
         made_for = _made_for(content, f"plan:{path}")
@@ -122,13 +120,13 @@ def _plain_made_for(made_for: MadeFor) -> dict[str, Any]:
 def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
     shapes, versions = content.get("shapes", []), _object(content.get("versions", {}), "versions")
     if not isinstance(shapes, list) or not all(isinstance(shape, str) for shape in shapes):
-        raise ValueError(f"shapes: expected a list of strings such as 'float32[2, 3]', got {shapes!r}")
+        raise ValueError(f"shapes: expected a list of strings such as 'float32[2, 3]', got {shown(shapes)}")
     odd = [shape for shape in shapes if not _SHAPE.fullmatch(shape)]
     if odd:
-        raise ValueError(f"shapes: expected a dtype and dimensions such as 'float32[2, 3]', got {odd[0]!r}")
+        raise ValueError(f"shapes: expected a dtype and dimensions such as 'float32[2, 3]', got {shown(odd[0])}")
     wrong = [version for version in versions.values() if not isinstance(version, str)]
     if wrong:
-        raise ValueError(f"versions: expected strings, got {wrong[0]!r}")
+        raise ValueError(f"versions: expected strings, got {shown(wrong[0])}")
     num_layers = _whole(content.get("num_layers"), "num_layers")
     if num_layers is not None and num_layers < 1:
         raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
@@ -141,14 +139,14 @@ _SHAPE = re.compile(r"[a-z]\w*\[(\d+(, \d+)*)?\]")  # a scalar is float32[]
 
 def _content(content: Mapping[str, Any], parse: Parse, label: str) -> Policy | LayerPlan:
     if content.get("format") != FORMAT:
-        raise ValueError(f"format: expected {FORMAT!r}, got {content.get('format')!r}")
+        raise ValueError(f"format: expected {FORMAT!r}, got {shown(content.get('format'))}")
     _known(content, (*_READ, *FOR_READERS), "a plan")
     if ("policy" in content) == ("segments" in content):
         raise ValueError("expected one of the keys 'policy' and 'segments'")
     if "policy" in content:
         return _policy(content["policy"], parse, label).labelled(label)
     if not isinstance(content["segments"], list):
-        raise ValueError(f"segments: expected a list, got {content['segments']!r}")
+        raise ValueError(f"segments: expected a list, got {shown(content['segments'])}")
     segments = (_read_segment(_object(segment, "a segment"), parse, label) for segment in content["segments"])
     return LayerPlan(tuple(segments), label=label)
 
@@ -157,7 +155,7 @@ def _read_segment(segment: Mapping[str, Any], parse: Parse, plan: str) -> Segmen
     _known(segment, ("pattern", "repeats", "group", "slots"), "a segment")
     pattern = segment.get("pattern")
     if not isinstance(pattern, list):
-        raise ValueError(f"pattern: expected a list of policies, got {pattern!r}")
+        raise ValueError(f"pattern: expected a list of policies, got {shown(pattern)}")
     return Segment(
         tuple(_policy(policy, parse, plan) for policy in pattern),
         repeats=_whole(segment.get("repeats"), "repeats"),
@@ -177,10 +175,10 @@ def _policy(entry: Any, parse: Parse, plan: str) -> Policy:
     if not values:
         return base
     if not isinstance(fingerprint, str) or not fingerprint:
-        raise ValueError(f"fingerprint: expected the graph's, since there are values, got {fingerprint!r}")
+        raise ValueError(f"fingerprint: expected the graph's, since there are values, got {shown(fingerprint)}")
     wrong = [decision for decision in values.values() if decision not in _DECISIONS]
     if wrong:
-        raise ValueError(f"values: expected one of {', '.join(_DECISIONS)}, got {wrong[0]!r}")
+        raise ValueError(f"values: expected one of {', '.join(_DECISIONS)}, got {shown(wrong[0])}")
     return replace(
         base,
         values=tuple((value, Decision(d)) for value, d in values.items()),
@@ -197,18 +195,8 @@ _DECISIONS = tuple(decision.value for decision in Decision)
 def _known(found: Mapping[str, Any], keys: tuple[str, ...], what: str) -> None:
     unknown = sorted(set(found) - set(keys))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], keys, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{unknown[0]}: no key of {what}, which has {', '.join(keys)}{meant}")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"expected each key of an object once, got {twice!r} twice")
-    return found
+        name = shown(unknown[0]).strip("'")
+        raise ValueError(f"{name}: no key of {what}, which has {', '.join(keys)}{near(unknown[0], keys)}")
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:
@@ -219,5 +207,5 @@ def _object(value: Any, what: str) -> Mapping[str, Any]:
 
 def _whole(value: Any, key: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError(f"{key}: expected a whole number or null, got {value!r}")
+        raise ValueError(f"{key}: expected a whole number or null, got {shown(value)}")
     return value

@@ -1,6 +1,5 @@
 """Everything that is checked before anything is written or compiled."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from scripts.training import snapshots
 from scripts.training.architecture import architecture
 from scripts.training.config import Run
 from scripts.training.data import Batches, open_corpus
-from scripts.training.files import Files, default_out, probe
+from scripts.training.files import Files, default_out, probe, read_description
 from scripts.training.lint import findings
 from scripts.training.optimizer import optimizer
 from scripts.training.remat import Remat, remat
@@ -77,6 +76,7 @@ def prepare(run: Run) -> Job:
 
     Raises:
         ValueError: the first thing that is wrong, in a line for people. Nothing has been written.
+        OSError: a file of the run can't be read.
     """
     run.check()
     config = architecture(run.model, run.text.vocab_size, jax.default_backend())
@@ -145,11 +145,12 @@ def _unused(files: Files) -> tuple[None, list[str]]:
 def _resumed(files: Files, described: Mapping[str, Any]) -> tuple[Snapshot | None, list[str]]:
     if not files.out.is_dir():
         raise ValueError(f"resume: no such run: {files.out}")
+    files.check()
     snapshot, warnings = snapshots.newest(files.snapshots)
     if snapshot is not None:
         saved: Mapping[str, Any] | None = snapshot.description
     else:
-        saved = _read_json(files.description)
+        saved = _described(files.description)
         if saved is None and any(files.out.iterdir()) and not files.holds_a_run:
             raise ValueError(f"resume: {files.out} holds no run")
         warnings.append(f"no whole snapshot in {files.out}: starting from the first step")
@@ -159,10 +160,10 @@ def _resumed(files: Files, described: Mapping[str, Any]) -> tuple[Snapshot | Non
     return snapshot, warnings
 
 
-def _read_json(path: Path) -> Mapping[str, Any] | None:
+def _described(path: Path) -> Mapping[str, Any] | None:
     try:
-        return json.loads(path.read_text())["description"]
-    except (OSError, ValueError, KeyError):
+        return read_description(path)
+    except (FileNotFoundError, ValueError):  # a damaged one is reported where it is written anew
         return None
 
 

@@ -3,7 +3,7 @@
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from statistics import median
@@ -17,7 +17,7 @@ from jremat.measure import Peak
 from jremat.report.tables import human
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
-from scripts.training.files import make_folder, rewind, write_json
+from scripts.training.files import make_folder, rewind, write_description, write_json
 from scripts.training.loop import Diverged, Outcome, StopSignal, train
 from scripts.training.prepare import Job, prepare
 from scripts.training.progress import Reporter, aligned
@@ -35,14 +35,16 @@ def session(run: Run, program: str) -> int:
             job = prepare(run)
         except ValueError as error:
             return fail(program, error)
+        except OSError as error:
+            return fail(program, _unread(error))
         for warning in job.warnings:
             warn(program, warning)
         try:
-            return _run(job)
+            return _run(job, program)
         except SnapshotError as error:
             return fail(program, error)
         except OSError as error:
-            return fail(program, f"cannot read or write {error.filename or 'a file'}: {error.strerror}")
+            return fail(program, _unread(error))
         except Diverged as error:
             return fail(program, error, 1)
         except KeyboardInterrupt:
@@ -53,7 +55,11 @@ def session(run: Run, program: str) -> int:
             return fail(program, f"out of device memory under {run.policy}; a policy that keeps less may fit", 1)
 
 
-def _run(job: Job) -> int:
+def _unread(error: OSError) -> str:
+    return f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}"
+
+
+def _run(job: Job, program: str) -> int:
     run = job.run
     flops = model_flops(job.config, run.batch * run.text.seq, run.text.seq)
     with ThreadPoolExecutor(1) as beside:  # the program that makes the parameters takes its time to compile, too
@@ -65,8 +71,11 @@ def _run(job: Job) -> int:
     memory, peak = step_bytes(compiled), matmul_peak(job.config.compute_dtype)
 
     make_folder(job.files.out)
-    write_json(job.files.description, {"description": job.description, "policy": run.policy, "flags": _flags(run)})
-    earlier = rewind(job.files.metrics, job.first)
+    earlier, damage = rewind(job.files.metrics, job.first)
+    described = {"description": job.description, "policy": run.policy, "flags": _flags(run)}
+    damage += write_description(job.files.description, described, job.resumed is not None)
+    for line in damage:
+        warn(program, line)
     writer = Writer(job.files.snapshots, run.logging.keep, job.description, job.resumed)
     reporter = Reporter(Console(), job.first, run.steps, memory.peak, run.logging.log_every)
     for line in _opening(job, memory, peak, compile_seconds):
@@ -80,7 +89,7 @@ def _run(job: Job) -> int:
         reporter.say(f"stopped after step {outcome.step}, saved as {writer.last}")
         reporter.say(f"to go on: the same command with --resume --out {job.files.out}")
         return 128 + outcome.signal
-    loss = outcome.loss if outcome.loss is not None else next(r["loss"] for r in reversed(earlier) if "loss" in r)
+    loss = outcome.loss if outcome.loss is not None else _loss_of(job.first, earlier)
     summary = _summary(job, outcome, loss, flops, memory, peak) | {"compile_seconds": compile_seconds}
     write_json(job.files.summary, summary)
     if run.json is not None:
@@ -88,6 +97,11 @@ def _run(job: Job) -> int:
     for line in ["", *aligned(_closing(summary))]:
         reporter.say(line)
     return 0
+
+
+def _loss_of(step: int, rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """As metrics.jsonl has it, or None if it doesn't."""
+    return next((row["loss"] for row in reversed(rows) if row["step"] == step and "loss" in row), None)
 
 
 def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) -> list[str]:
@@ -107,9 +121,13 @@ def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) ->
 
 
 def _summary(
-    job: Job, outcome: Outcome, final_loss: float, flops: ModelFlops, memory: StepBytes, peak: Peak
+    job: Job, outcome: Outcome, final_loss: float | None, flops: ModelFlops, memory: StepBytes, peak: Peak
 ) -> dict[str, Any]:
-    """The run in numbers. Rates are those of the median step; null where this process did no more than one step."""
+    """The run in numbers.
+
+    Rates are those of the median step; null where this process did no more than one step. So is the final loss where
+    this process did none and metrics.jsonl has lost it.
+    """
     run = job.run
     seconds = median(outcome.step_seconds) if outcome.step_seconds else None
     share = lambda count: None if seconds is None else count / seconds / peak.flops_per_second
@@ -149,7 +167,7 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
     return {
         "policy": f"{summary['policy']}, run by a {summary['stack']}",
         "steps": f"{summary['steps']:,}",
-        "final loss": f"{summary['final_loss']:.4f}",
+        "final loss": "not in metrics.jsonl" if summary["final_loss"] is None else f"{summary['final_loss']:.4f}",
         "held-out loss": f"{summary['val_loss']:.4f}",
         "tokens/s": rate("tokens_per_second", ",.0f"),
         "MFU": f"{rate('mfu', '.1%')}; {rate('mfu_half_causal', '.1%')} with causal attention counted by half",

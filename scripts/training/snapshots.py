@@ -24,6 +24,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from scripts.training.files import free_name
+
 _MANIFEST = "manifest.json"
 _READ = 1 << 22  # bytes read at a time for the CRC
 _IN_FLIGHT = 0.5  # seconds after a failed write in which the others of it have ended
@@ -46,6 +48,9 @@ def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
     """The newest whole snapshot in ``folder``, and a warning for each newer one that is not whole.
 
     Every file of a candidate is read and compared with its manifest.
+
+    Raises:
+        OSError: the folder can't be read.
     """
     warnings: list[str] = []
     for path in sorted(_finished(folder), key=_step_of, reverse=True):
@@ -92,11 +97,9 @@ class Writer:
         self._running: Future[Path] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("partial_*"):
-            shutil.rmtree(leftover)
+            _remove(leftover)
         for damaged in (path for path in _finished(folder) if resumed is None or _step_of(path) > resumed.step):
-            aside = damaged.with_name(damaged.name.replace("step_", "damaged_"))
-            shutil.rmtree(aside, ignore_errors=True)
-            damaged.rename(aside)
+            damaged.rename(free_name(damaged.with_name(damaged.name.replace("step_", "damaged_"))))
 
     @property
     def last_good(self) -> str:
@@ -202,7 +205,19 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _finished(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
+    """Everything that has a snapshot's name; unlike ``glob``, a folder that can't be read is an error."""
+    try:
+        paths = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [path for path in paths if path.name.startswith("step_") and path.name[5:].isdecimal()]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _step_of(path: Path) -> int:
@@ -211,23 +226,35 @@ def _step_of(path: Path) -> int:
 
 def _inspect(path: Path) -> tuple[str | None, dict[str, Any]]:
     """What is wrong with a snapshot, or None; and its manifest."""
+    if not path.is_dir():
+        return "it is no folder", {}
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        expected = {name: tuple(digest) for name, digest in manifest["files"].items()}
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        expected = {name: (size, crc) for name, (size, crc) in manifest["files"].items()}
         described = isinstance(manifest["description"], dict) and manifest["step"] == _step_of(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "no readable manifest", {}
     if not described:
         return "its manifest is another's", {}
+    if not expected:
+        return "its manifest names no file", {}
     for name, (size, crc) in expected.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing", manifest
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes of {size}", manifest
-        if _crc(file) != crc:
-            return f"{name} has changed", manifest
+        try:
+            fault = _compare(path / name, size, crc)
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        if fault is not None:
+            return f"{name} {fault}", manifest
     return None, manifest
+
+
+def _compare(file: Path, size: int, crc: int) -> str | None:
+    """What a file of a snapshot differs in from its manifest, or None."""
+    if not file.is_file():
+        return "is missing"
+    if file.stat().st_size != size:
+        return f"has {file.stat().st_size} bytes of {size}"
+    return None if _crc(file) == crc else "has changed"
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -150,7 +150,7 @@ def test_only_text_is_a_spec(given_):
         ("sqrt:4", "takes nothing after it"),
         ("megatron:mpl", r"no module 'mpl' to recompute; did you mean 'mlp'\?"),
         ("sac:gelu", "no op family keeps just the aten op 'gelu'"),
-        ("plan:/no/such.json", "can't be read: No such file"),
+        ("plan:/no/such.json", "cannot read /no/such.json: No such file"),
         ("mix:" + "1*mix:" * 5000 + "full", "expected a policy, or one of the plans"),
         ("every_k:2," * 5000 + "full", "expected a policy of one block"),
     ],

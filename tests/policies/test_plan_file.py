@@ -49,7 +49,7 @@ def test_a_plan_stands_inside_others(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is not a JSON file"),
+        ("{", "is not JSON"),
         ("[]", "expected the file to be a JSON object, got list"),
         ("{}", "format: expected"),
         ({}, "expected one of the keys 'policy' and 'segments'"),
