@@ -58,7 +58,6 @@ OFFLOAD = JAX.save_and_offload_only_these_names(
 
 # By rule: the block, JAX's policy that is the fault and ours; none where the fault stands inside the block.
 UNDER_A_POLICY: dict[str, tuple[Callable[..., Any], Any, str]] = {
-    "dropped-tag": (dropped, JAX.save_only_these_names("up"), "save:up"),
     "double-remat": (twice, FULL, "full"),
     "flash-name-outside": (named_outside, ONLY_CONTEXT, "save:context"),
     "offload-carry": (handed_on, OFFLOAD, "offload:carry"),
@@ -84,7 +83,8 @@ INSIDE: dict[str, Callable[..., Any]] = {
 }
 ELSEWHERE = {
     # Faults of a whole program, which no block has: their programs, the executor's among them, stand in cases.py.
-    *("whole-loss", "bare-scan-body", "cse-undone", "group-size", "peak-rises"),
+    *("whole-loss", "bare-scan-body", "cse-undone", "group-size", "peak-rises", "replays-side-by-side"),
+    "dropped-tag",  # no fault under ours, which keeps the value all the same; see below
     "unheard-policy",  # of plain callables under jax_remat3: ours are heard
 }
 
@@ -120,6 +120,15 @@ def test_a_fault_of_a_policy(slug):
     for plan in (spec, f"every_k:3,{spec}", f"mix:2*none,rest*{spec}"):
         assert slug in rules_of(stacked(block, plan)), plan
     assert slug in rules_of(stacked(block, spec, scan_stack))
+
+
+def test_a_dropped_tag_is_a_fault_under_plain_remat_alone():
+    plain, one = jax.checkpoint(dropped, policy=JAX.save_only_these_names("up")), jax.eval_shape(lambda ws: ws[0], WS)
+    assert rules_of(scanned(plain)) == {"dropped-tag"}
+    assert jremat.residuals(plain, X, one).total_bytes == 0
+    for ours in (scanned(jremat.checkpoint(dropped, policies.get("save:up"))), stacked(dropped, "save:up")):
+        assert rules_of(ours) == set()
+    assert jremat.residuals(dropped, X, one, policy=policies.get("save:up")).total_bytes == 4 * X.size
 
 
 @pytest.mark.filterwarnings("ignore")

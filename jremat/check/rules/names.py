@@ -83,7 +83,7 @@ def _unknown(subject: Subject) -> Iterator[Finding]:
 def _dropped(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
         wanted = {n for n, said in ruling.heard.items() if said is not RECOMPUTE}
-        if not wanted:
+        if not wanted or ruling.site.ours:  # ours keeps the value that a tag names, whoever reads it
             continue
         read, dropped = set(), {}
         for jaxpr in bodies(ruling.site.body):
