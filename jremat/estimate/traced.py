@@ -1,6 +1,7 @@
 """A training step traced once with letters for its sizes, and its ledger at any numbers and on any devices."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from jremat.graph.letters import Polynomial, Size, at
 from jremat.graph.peak import ASSUMPTIONS, peak_in
 from jremat.graph.residuals import Residual, read_residuals
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import Program, aval_bytes, capture
+from jremat.graph.trace import SIZE, Program, aval_bytes, capture
 from jremat.policy.decision import OFFLOAD
 
 _STATE = ("weights", "optimizer state", "gradients")
@@ -102,11 +103,14 @@ def trace_step(
         chunked: whether the loss is a loop.
     """
     step, args = train_step(f, params, batch, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate)
-    program, taken = capture(take_apart(step, args, {})), take_apart(layers, layer_args, {})
+    taken = take_apart(layers, layer_args, {})
+    with warnings.catch_warnings():  # the CPU has no host memory of its own; the device that is estimated has
+        warnings.filterwarnings("ignore", ".*backend ignores", UserWarning)
+        program, rows = capture(take_apart(step, args, {})), read_residuals(taken)
     forward = count_in(capture(taken).jaxpr)
     return Traced(
         program,
-        tuple(row for row in read_residuals(taken) if row.kind == "kept" or row.source.startswith("argument 1")),
+        tuple(row for row in rows if _is_kept(row)),
         Polynomial.of(count_in(program.jaxpr).recompute),
         Polynomial.of(forward.model + forward.matmul.rerun),
         sum((Polynomial.product(leaf.shape) for leaf in jax.tree.leaves(params)), Polynomial()),
@@ -119,6 +123,13 @@ def trace_step(
         chunked,
         args[3] is None,
     )
+
+
+def _is_kept(row: Residual) -> bool:
+    """Whether layers keep it: what they made, or their input; a size as a number is there for its letter alone."""
+    if row.primitive == SIZE or (row.primitive == "convert_element_type" and not row.shape):
+        return False
+    return row.kind == "kept" or row.source.startswith("argument 1")
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,7 @@ class Run:
             forward_flops=round(self.traced.forward.at(self._whole) * stages),
             peak_phase=timeline.phases[step],
             phase_bytes=tuple((name, round(max(alive[timeline.spans[name]], default=0))) for name in PHASES),
-            state_bytes=sum(line.device_bytes for line in lines if line.part == "state"),
+            state_bytes=round(self._state_bytes(timeline)),
         )
 
     def peak_bytes(self, parallel: Parallel) -> int:
@@ -210,6 +221,18 @@ class Run:
         for line, spans in other._beside(kept):
             added |= {span: added[span] + line.device_bytes for span in spans}
         return round((timeline.at(other.device_bytes, added) + other._head_waits(timeline)).max())
+
+    def _state_bytes(self, timeline: Timeline) -> float:
+        """Of one device: what is there from step to step, and a gradient for each weight."""
+        lasting = [
+            held for held in timeline.held if held.role in _STATE and held.dies - held.born == len(timeline.phases) - 1
+        ]
+        gradients = [replace(held, role="gradients") for held in lasting if held.role == "weights"]
+        return sum(
+            n * self.device_bytes((held.role, factors))
+            for held in (*lasting, *gradients)
+            for factors, n in held.letters.terms
+        )
 
     def _lines(self, alive: Iterable[Held]) -> Iterator[Line]:
         """Buffers of one name as one line."""
