@@ -82,8 +82,9 @@ def trace_step(
     f: Callable[..., Any],
     params: Any,
     batch: tuple[Any, ...],
-    layers: Callable[..., Any],
-    layer_args: tuple[Any, ...],
+    out: Any,
+    layers: tuple[Callable[..., Any], tuple[Any, ...]],
+    layer: tuple[Callable[..., Any], tuple[Any, ...]],
     num_layers: int,
     *,
     optimizer: str = "adamw",
@@ -95,19 +96,22 @@ def trace_step(
 
     Args:
         f: ``f(params, *batch)``, a loss or a part of a model.
-        params, batch: shapes, in numbers or letters.
-        layers: the part of ``f`` that a policy governs, of the parameters first and what goes from layer to layer next.
-        layer_args: its shapes.
+        params, batch, out: shapes, in numbers or letters.
+        layers: the part of ``f`` that a policy governs, of the parameters first and what goes from layer to layer next,
+            and its shapes.
+        layer: one of them without its policy, and its shapes.
         num_layers: that are stacked.
         optimizer, master_weights, accumulate: as of ``train_step``.
         chunked: whether the loss is a loop.
     """
-    step, args = train_step(f, params, batch, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate)
-    taken = take_apart(layers, layer_args, {})
+    step, args = train_step(
+        f, params, batch, out, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate
+    )
+    taken, one = take_apart(*layers, {}), take_apart(*layer, {})
     with warnings.catch_warnings():  # the CPU has no host memory of its own; the device that is estimated has
         warnings.filterwarnings("ignore", ".*backend ignores", UserWarning)
         program, rows = capture(take_apart(step, args, {})), read_residuals(taken)
-    forward = count_in(capture(taken).jaxpr)
+    forward = count_in(capture(one).jaxpr) * num_layers
     return Traced(
         program,
         tuple(row for row in rows if _is_kept(row)),
@@ -115,7 +119,7 @@ def trace_step(
         Polynomial.of(forward.model + forward.matmul.rerun),
         sum((Polynomial.product(leaf.shape) for leaf in jax.tree.leaves(params)), Polynomial()),
         sum(
-            (Polynomial.of(aval_bytes(leaf)) for leaf in jax.tree.leaves(jax.eval_shape(f, params, *batch))),
+            (Polynomial.of(aval_bytes(leaf)) for leaf in jax.tree.leaves(out)),
             Polynomial(),
         ),
         optimizer != "sgd" or master_weights,
@@ -210,13 +214,11 @@ class Run:
 
     def peak_bytes(self, parallel: Parallel) -> int:
         """The peak under another layout of the same stage, in the order of this one's kernels: a substitution alone."""
-        other = replace(self, parallel=parallel, spread=self.spread and replace(self.spread, parallel=parallel))
-        timeline, share = self.traced.timeline(self.own, self.jax_version), parallel.copies_in_flight(self.stage)
-        if self.spread is None and share == 1:
-            return round(timeline.at(other.device_bytes, {}).max())
-        kept = other.kept() if share != 1 else ()
-        if other.spread is not None:
-            other = replace(other, spread=replace(other.spread, own=other.own))
+        timeline, other = self.traced.timeline(self.own, self.jax_version), replace(self, parallel=parallel)
+        if self.spread is not None:
+            held = self.traced.num_params.at(other.own)
+            other = replace(other, spread=replace(self.spread, parallel=parallel, own=other.own, num_params=held))
+        kept = other.kept() if parallel.pipeline > 1 else ()
         added = dict.fromkeys(timeline.spans, 0)
         for line, spans in other._beside(kept):
             added |= {span: added[span] + line.device_bytes for span in spans}
