@@ -41,7 +41,7 @@ def train(loss: Callable[..., Any], params: Any, optimizer: Any, *batch: Any) ->
 
 
 def linen(model: nn.Module, optimizer: Any, loss: Callable[..., Any], *batch: Any) -> Built:
-    """A step of a Linen module without mutable collections: ``loss(outputs, *batch)``, the module reads ``batch[0]``."""
+    """A step of a Linen module without mutable collections: ``loss(outputs, *batch)``; it reads ``batch[0]``."""
     params = jax.eval_shape(lambda x: model.init(jax.random.key(0), x), batch[0])["params"]
     return train(lambda p, *b: loss(model.apply({"params": p}, b[0]), *b), params, optimizer, *batch)
 
