@@ -4,13 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from jremat.command.line import fail, parse, unwritten, warn
 from jremat.command.output import Files
 from jremat.policy.files import write_whole
+
+if TYPE_CHECKING:
+    from jremat.estimate.ledger import Ledger
 
 PROGRAM = "jremat estimate"
 
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _ledger(flags: Estimate, sizes: Mapping[str, int]):  # type: ignore[no-untyped-def]
+def _ledger(flags: Estimate, sizes: Mapping[str, int]) -> "tuple[Ledger, tuple[str, ...]]":
     from dataclasses import replace
 
     import policies
@@ -106,7 +109,7 @@ def _ledger(flags: Estimate, sizes: Mapping[str, int]):  # type: ignore[no-untyp
     from jremat.estimate.transformer import estimate
 
     policy = policies.get(flags.policy)
-    how = {
+    how: dict[str, Any] = {
         "optimizer": flags.optimizer,
         "accumulate": flags.accumulate,
         "parallel": Parallel(**vars(flags.devices)),

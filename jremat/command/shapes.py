@@ -82,7 +82,7 @@ def _shape(node: ast.AST, text: str, scope: Any) -> tuple[Any, ...]:
     items = node.elts if isinstance(node, ast.Tuple) else [node]
     if scope is not None and items:
         try:
-            return jax.export.symbolic_shape(f"({', '.join(map(ast.unparse, items))},)", scope=scope)
+            return tuple(jax.export.symbolic_shape(f"({', '.join(map(ast.unparse, items))},)", scope=scope))
         except ValueError as error:
             raise ValueError(f"args: expected numbers and letters in brackets, got {text!r}") from error
     sizes = [item.value if isinstance(item, ast.Constant) else None for item in items]

@@ -25,7 +25,7 @@ from jremat.graph.trace import SIZE, Program, aval_bytes, capture
 from jremat.policy.decision import OFFLOAD
 
 _STATE = ("weights", "optimizer state", "gradients")
-_ARGUMENTS = {
+_ARGUMENTS: Mapping[str, tuple[Part, str, str]] = {
     "argument 0": ("state", "weights", "weights"),
     "argument 1[0]": ("state", "master weights", "optimizer state"),
     "argument 1": ("state", "optimizer moments", "optimizer state"),

@@ -97,8 +97,8 @@ def estimate(
         if not callable(model):
             raise ValueError(f"model: expected a TransformerConfig or a function, got {model!r}")
         how: dict[str, Any] = {"optimizer": optimizer, "master_weights": master_weights, "accumulate": accumulate}
-        found = trace_function(model, policy, args, num_layers, **how)
-        return run_of(found, sizes or {}, p, jax_version, num_layers).ledger()
+        traced = trace_function(model, policy, args, num_layers, **how)
+        return run_of(traced, sizes or {}, p, jax_version, num_layers).ledger()
     found = runs(
         model, policy, batch=batch, seq=seq, chunk=chunk, optimizer=optimizer, master_weights=master_weights,
         accumulate=accumulate, parallel=p, stack=stack, jax_version=jax_version,
@@ -126,12 +126,14 @@ def runs(
     those of ``estimate``.
     """
     p = parallel or Parallel()
+    if policy is None:
+        raise ValueError("policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got None")
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
     p.check(config, batch, seq)
     found = []
     for stage in sorted({0, p.pipeline - 1}):
         layers = p.layers_on(stage, config.num_layers)
-        chosen = policy
+        chosen: Policy | LayerPlan = policy
         if stack != "chain" and isinstance(policy, LayerPlan):
             chosen = policy.uniform(layers) or policy  # a plan of one policy needs no executor
         chain = stack == "chain" or isinstance(chosen, LayerPlan)
@@ -201,8 +203,6 @@ def _run(
 
 
 def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack) -> None:
-    if policy is None:
-        raise ValueError("policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got None")
     _check_options(policy, optimizer, accumulate)
     for name, value in (("batch", batch), ("seq", seq)):
         whole_number(name, value)

@@ -7,7 +7,7 @@ letters, powers, ``floordiv``, ``mod``, ``max`` and ``min``.
 import ast
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,12 @@ from jremat.graph.trace import SIZE, opened, sized_type
 
 Numbers = Mapping[str, int]
 """The value of every letter."""
-_CALLS = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max, "min": min}
+_CALLS: Mapping[str, Callable[[int, int], int]] = {
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "max": max,
+    "min": min,
+}
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ class Stage:
             x = self.layers(config)(params["blocks"], x, key)
             if not self.last:
                 return x
+            assert targets is not None, "the last stage has the loss"
             x = model.plain_norm(config, params["final_norm"], x)
             return model.head_losses(config, params, x, targets, self.chunk).mean()
 
