@@ -43,17 +43,20 @@ class Files:
         return any(path.exists() for path in (self.description, self.metrics, self.snapshots, self.summary))
 
     def check(self) -> None:
-        """Refuse a folder in a file's place and the reverse.
+        """Refuse a folder in a file's place, the reverse, and a file that may not be read.
 
         Raises:
-            ValueError: the first one.
-            OSError: they can't be looked at.
+            ValueError: the wrong one of file and folder.
+            OSError: a file can't be opened.
         """
         for path in (self.description, self.metrics, self.summary):
             if path.exists() and not path.is_file():
                 raise ValueError(
                     f"out: expected a file, got {'a folder' if path.is_dir() else 'something else'}: {path}"
                 )
+            if path.exists():
+                with path.open("rb"):
+                    pass
         if self.snapshots.exists() and not self.snapshots.is_dir():
             raise ValueError(f"out: expected a folder, got a file: {self.snapshots}")
 
