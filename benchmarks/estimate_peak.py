@@ -1,6 +1,7 @@
 """Two predictions of a step's peak against the one that XLA plans for an H200: train steps, AdamW, donated state.
 
-``traced`` reads the step's program (``jremat.traced_peak``), ``closed form`` only its config (``jremat.estimate``);
+``traced`` reads the program of Flax's model (``jremat.traced_peak``), ``estimate`` that of the config, traced with
+letters for its sizes (``jremat.estimate``);
 beside them stand the formulas of other tools.
 
     python benchmarks/estimate_peak.py                 # the table, of the JAX that the rules were calibrated on
@@ -65,9 +66,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Case(Step):
-    """A step on one device, and whether the rules of ``jremat.estimate.work`` were read from it."""
-
-    tuned: bool = False
+    """A step on one device."""
 
     @property
     def held_out(self) -> bool:
@@ -77,52 +76,52 @@ class Case(Step):
 
 
 def cases() -> Iterator[Case]:
-    """Sixty steps and more; ``tuned`` are those that the rules of ``jremat.estimate.work`` were read from."""
-    for tuned, label, size, changes, batch, seq, chunk, specs in _TABLE:
+    """Sixty steps and more."""
+    for label, size, changes, batch, seq, chunk, specs in _TABLE:
         for spec in specs.split():
-            yield Case(label, size, changes, spec, batch, seq, chunk, tuned)
+            yield Case(label, size, changes, spec, batch, seq, chunk)
 
 
 _ODD = {"hidden": 1536, "heads": 12, "kv_heads": 4, "head_dim": 128, "mlp_hidden": 6144, "max_seq": 3072}
 _XL = {"num_layers": 48, "hidden": 1600, "heads": 25, "kv_heads": 25, "mlp_hidden": 6400}
-_TABLE: tuple[tuple[bool, str, str, dict[str, Any], int, int, int | None, str], ...] = (
-    (True, "gpt2", "gpt2", GPT, 8, 1024, None, "none full dots_saveable save_only_matmuls selective"),
-    (True, "gpt2 fused", "gpt2", GPT | FUSED, 8, 1024, None, "none full dots_with_no_batch_dims_saveable every_k:4"),
-    (True, "llama 8 layers", "llama-1b", BF16 | FUSED | {"num_layers": 8, "max_seq": 4096}, 2, 4096, None,
+_TABLE: tuple[tuple[str, str, dict[str, Any], int, int, int | None, str], ...] = (
+    ("gpt2", "gpt2", GPT, 8, 1024, None, "none full dots_saveable save_only_matmuls selective"),
+    ("gpt2 fused", "gpt2", GPT | FUSED, 8, 1024, None, "none full dots_with_no_batch_dims_saveable every_k:4"),
+    ("llama 8 layers", "llama-1b", BF16 | FUSED | {"num_layers": 8, "max_seq": 4096}, 2, 4096, None,
      "none full save_only_matmuls"),
-    (True, "llama 8 layers, chunks", "llama-1b", BF16 | FUSED | {"num_layers": 8, "max_seq": 4096}, 2, 4096, 512,
+    ("llama 8 layers, chunks", "llama-1b", BF16 | FUSED | {"num_layers": 8, "max_seq": 4096}, 2, 4096, 512,
      "full save_only_matmuls"),
-    (True, "odd", "gpt2", GPT | _ODD | {"num_layers": 8}, 3, 3072, None, "full dots_saveable"),
-    (True, "gpt2 f32", "gpt2", {"dropout": 0.0}, 8, 1024, None, "none full"),
-    (True, "gpt2 dropout", "gpt2", BF16, 8, 1024, None, "full none"),
-    (True, "gpt2, 512 tokens", "gpt2", GPT | {"vocab_size": 512}, 8, 1024, None,
+    ("odd", "gpt2", GPT | _ODD | {"num_layers": 8}, 3, 3072, None, "full dots_saveable"),
+    ("gpt2 f32", "gpt2", {"dropout": 0.0}, 8, 1024, None, "none full"),
+    ("gpt2 dropout", "gpt2", BF16, 8, 1024, None, "full none"),
+    ("gpt2, 512 tokens", "gpt2", GPT | {"vocab_size": 512}, 8, 1024, None,
      "full none alternate:2 mix:6*full,6*none revolve:4"),
-    (True, "gpt2-xl fused", "gpt2", GPT | FUSED | _XL, 2, 1024, None, "full save_only_matmuls"),
-    (True, "gpt2 2 layers fused", "gpt2", GPT | FUSED | {"num_layers": 2}, 16, 512, None, "none"),
-    (False, "odd fused", "gpt2", GPT | FUSED | _ODD | {"num_layers": 8}, 3, 3072, None,
+    ("gpt2-xl fused", "gpt2", GPT | FUSED | _XL, 2, 1024, None, "full save_only_matmuls"),
+    ("gpt2 2 layers fused", "gpt2", GPT | FUSED | {"num_layers": 2}, 16, 512, None, "none"),
+    ("odd fused", "gpt2", GPT | FUSED | _ODD | {"num_layers": 8}, 3, 3072, None,
      "none full save_only_matmuls maxtext:minimal every_k:3"),
-    (False, "odd llama", "llama-1b", BF16 | {"num_layers": 6, "hidden": 1536, "heads": 12, "kv_heads": 4,
+    ("odd llama", "llama-1b", BF16 | {"num_layers": 6, "hidden": 1536, "heads": 12, "kv_heads": 4,
      "head_dim": 128, "mlp_hidden": 4096, "vocab_size": 32000}, 4, 2048, None, "none full selective save_only_matmuls"),
-    (False, "llama 16 layers", "llama-1b", BF16 | FUSED, 4, 2048, None, "full torchtitan_selective_op maxtext:minimal"),
-    (False, "llama 16 layers, chunks", "llama-1b", BF16 | FUSED, 8, 2048, 256, "full save:attn_out,mlp_up but:mlp_act"),
-    (False, "llama untied", "llama-1b", BF16 | FUSED | {"num_layers": 4, "tied_embeddings": False}, 4, 2048, None,
+    ("llama 16 layers", "llama-1b", BF16 | FUSED, 4, 2048, None, "full torchtitan_selective_op maxtext:minimal"),
+    ("llama 16 layers, chunks", "llama-1b", BF16 | FUSED, 8, 2048, 256, "full save:attn_out,mlp_up but:mlp_act"),
+    ("llama untied", "llama-1b", BF16 | FUSED | {"num_layers": 4, "tied_embeddings": False}, 4, 2048, None,
      "none full"),
-    (False, "gpt2-medium", "gpt2-medium", GPT, 4, 1024, None,
+    ("gpt2-medium", "gpt2-medium", GPT, 4, 1024, None,
      "full megatron:layernorm,mlp save_only_matmuls alternate:2"),
-    (False, "gpt2-medium fused dropout", "gpt2-medium", BF16 | FUSED, 4, 1024, None, "none full every_k:5 block:12"),
-    (False, "gpt2-large fused f32", "gpt2-large", {"dropout": 0.0} | FUSED, 4, 1024, None,
+    ("gpt2-medium fused dropout", "gpt2-medium", BF16 | FUSED, 4, 1024, None, "none full every_k:5 block:12"),
+    ("gpt2-large fused f32", "gpt2-large", {"dropout": 0.0} | FUSED, 4, 1024, None,
      "full save_only_matmuls none"),
-    (False, "gpt2 fused, 512 tokens", "gpt2", GPT | FUSED | {"vocab_size": 512}, 8, 1024, None,
+    ("gpt2 fused, 512 tokens", "gpt2", GPT | FUSED | {"vocab_size": 512}, 8, 1024, None,
      "none full save_only_matmuls every_k:3 mix:10*full,2*none revolve:3 save:attn_fused,attn_lse"),
-    (True, "gpt2 f32 dot, 1000 tokens", "gpt2", {"dropout": 0.0, "vocab_size": 1000}, 4, 1024, None,
+    ("gpt2 f32 dot, 1000 tokens", "gpt2", {"dropout": 0.0, "vocab_size": 1000}, 4, 1024, None,
      "full selective megatron:mlp"),
-    (False, "bf16 parameters", "llama-1b", BF16 | FUSED | {"num_layers": 8, "param_dtype": "bfloat16"}, 4, 2048, None,
+    ("bf16 parameters", "llama-1b", BF16 | FUSED | {"num_layers": 8, "param_dtype": "bfloat16"}, 4, 2048, None,
      "full none"),
-    (False, "48 narrow layers", "gpt2", GPT | FUSED | {"num_layers": 48, "hidden": 512, "heads": 8, "kv_heads": 8,
+    ("48 narrow layers", "gpt2", GPT | FUSED | {"num_layers": 48, "hidden": 512, "heads": 8, "kv_heads": 8,
      "mlp_hidden": 2048, "vocab_size": 32000}, 8, 1024, None, "full none every_k:7 torchtitan:2"),
-    (False, "2 wide layers", "llama-1b", BF16 | FUSED | {"num_layers": 2, "hidden": 4096, "heads": 32, "head_dim": 128,
+    ("2 wide layers", "llama-1b", BF16 | FUSED | {"num_layers": 2, "hidden": 4096, "heads": 32, "head_dim": 128,
      "mlp_hidden": 14336, "vocab_size": 32000}, 2, 4096, None, "full none dots_saveable"),
-    (False, "long", "llama-1b", BF16 | FUSED | {"num_layers": 4, "max_seq": 16384, "vocab_size": 32000}, 1, 16384, 1024,
+    ("long", "llama-1b", BF16 | FUSED | {"num_layers": 4, "max_seq": 16384, "vocab_size": 32000}, 1, 16384, 1024,
      "full save_only_matmuls"),
 )  # fmt: skip
 
@@ -180,7 +179,7 @@ def traced(case: Case, version: str) -> int:
 
 
 def ours(case: Case, version: str = CALIBRATED) -> int:
-    """The closed form's peak, by the rules of one JAX."""
+    """The estimate's peak, by the rules of one JAX."""
     policy, shapes = policies.get(case.spec), {"batch": case.batch, "seq": case.seq, "chunk": case.chunk}
     return estimate(case.config, policy, jax_version=version, **shapes).peak_bytes
 
@@ -227,7 +226,7 @@ def main() -> None:
         print(f"{name:32} {len(part):3} cases  {columns}  best: {best}")
 
 
-TOOLS = ("traced", "closed form", *FORMULAS)
+TOOLS = ("traced", "estimate", *FORMULAS)
 KINDS = ("none", "full", "one policy", "plan over layers")
 
 
@@ -238,7 +237,7 @@ class Row:
     case: Case
     compiled: Mapping[str, int]
     traced_bytes: int
-    closed_bytes: int
+    estimated_bytes: int
 
     @property
     def peak_bytes(self) -> int:
@@ -248,7 +247,7 @@ class Row:
     @functools.cached_property
     def errors(self) -> dict[str, float]:
         """Of each prediction, as a share of the compiled peak; of other tools' formulas the smallest, unsigned."""
-        predicted = {"traced": self.traced_bytes, "closed form": self.closed_bytes}
+        predicted = {"traced": self.traced_bytes, "estimate": self.estimated_bytes}
         own = {tool: nbytes / self.peak_bytes - 1 for tool, nbytes in predicted.items()}
         return own | {tool: nearest(self.case, self.peak_bytes, formula) for tool, formula in FORMULAS.items()}
 

@@ -42,7 +42,7 @@ def compiled(folder: Path) -> list[Path]:
 
 
 def by_sequence(folder: Path) -> list[Path]:
-    """Memory of Llama 3 8B on eight devices against the sequence, by the closed form."""
+    """Memory of Llama 3 8B on eight devices against the sequence, estimated."""
     import policies
     from jremat.estimate.fit import Run
     from jremat.estimate.hardware import CHIPS
@@ -56,7 +56,7 @@ def by_sequence(folder: Path) -> list[Path]:
         policies.get(spec) for spec in ("none", "save_only_matmuls", "torchtitan_selective_op", "full", "every_k:4")
     ]
     run = Run(config=config, policy=chosen[0], batch=8, seq=8192, parallel=Parallel(data=8, zero=3), chunk=1024)
-    title = "Llama 3 8B, one sequence a device, 8 devices, FSDP: closed form"
+    title = "Llama 3 8B, one sequence a device, 8 devices, FSDP: estimated"
     room = CHIPS["h100"].hbm_bytes
     return plots.by_sequence(peaks(run, chosen), folder=folder, name="memory-by-seq", title=title, hbm_bytes=room)
 

@@ -47,12 +47,10 @@ class Entry:
         return self.spec != self.policy.spec
 
     def __str__(self) -> str:
-        kept, host, again = self.gpt.pretty()
         rows = [
             ("spec", " ".join((self.spec, *(f"= {alias}" for alias in self.aliases)))),
             ("keeps", self.kept),
             ("recomputes", self.recomputed),
-            ("GPT layer", f"{kept} bytes kept, {again} FLOPs recomputed, {host} bytes on the host"),
             ("elsewhere", self.elsewhere),
             ("source", self.source),
         ]

@@ -73,7 +73,7 @@ def block_cost(config: TransformerConfig, policy: Policy) -> BlockCost:
     args = params, x, key, jax.ShapeDtypeStruct((letters["s"],), jnp.int32)
     block = model.plain_block(c)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the CPU has no host memory of its own; the program has
+        warnings.filterwarnings("ignore", ".*backend ignores", UserWarning)  # the CPU, not the device that is meant
         rows = residuals(block, *args, policy=policy)
         run = block if policy.keeps_everything else checkpoint(block, policy)
         loss = lambda params, x, key, positions: jnp.square(run(params, x, key, positions)).sum()

@@ -1,4 +1,4 @@
-"""The architecture of a decoder-only transformer as frozen data: what a closed form and a model are built from."""
+"""The architecture of a decoder-only transformer as frozen data: what an estimate and a model are built from."""
 
 import math
 from collections.abc import Mapping

@@ -41,18 +41,21 @@ def trace_function(
         )
         raise ValueError(f"args: expected shapes, {needed}, got {len(args)} arguments")
     shape = lambda leaf: jax.ShapeDtypeStruct(jax.numpy.shape(leaf), jax.numpy.result_type(leaf))
-    params, *batch = jax.tree.map(shape, args)
+    args = jax.tree.map(shape, args)
+    params, *batch = args
     if num_layers is None:
         if isinstance(policy, LayerPlan):
             raise ValueError(f"policy: {policy.spec!r} is a plan over layers; say of how many by num_layers")
         whole = f if policy is None else checkpoint(f, policy)
-        return trace_step(whole, params, tuple(batch), whole, (params, *batch), 1, **options)
+        out = jax.eval_shape(f, params, *batch)
+        return trace_step(whole, params, tuple(batch), out, (whole, args), (f, args), 1, **options)
     whole_number("num_layers", num_layers)
     if isinstance(policy, LayerPlan):
         policy = policy.uniform(num_layers) or policy
     run = _layers(f, policy, num_layers)
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_layers, *x.shape), x.dtype), params)
-    return trace_step(run, stacked, tuple(batch), run, (stacked, *batch), num_layers, **options)
+    layers, layer = (run, (stacked, *batch)), (f, (params, *batch))
+    return trace_step(run, stacked, tuple(batch), batch[0], layers, layer, num_layers, **options)
 
 
 def _layers(f: Callable[..., Any], policy: Policy | LayerPlan | None, num_layers: int) -> Callable[..., Any]:

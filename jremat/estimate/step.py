@@ -19,6 +19,7 @@ def train_step(
     f: Callable[..., Any],
     params: Any,
     batch: tuple[Any, ...],
+    out: Any,
     *,
     optimizer: str = "adamw",
     master_weights: bool = False,
@@ -30,6 +31,7 @@ def train_step(
         f: ``f(params, *batch)`` to a scalar, or to arrays whose cotangents come as one more argument: a part of a
             model.
         params, batch: shapes, in numbers or letters.
+        out: of ``f``.
         optimizer: of ``OPTIMIZERS``.
         master_weights: the optimizer updates float32 copies, from which the weights are cast.
         accumulate: micro-batches; above 1 their gradients are added to a float32 sum, here that of the last.
@@ -42,7 +44,6 @@ def train_step(
     masters = jax.tree.map(wide, params) if master_weights else None
     state = masters, jax.eval_shape(update.init, masters or params)
     summed = jax.tree.map(wide, params) if accumulate > 1 else None
-    out = jax.eval_shape(f, params, *batch)
     whole = isinstance(out, jax.ShapeDtypeStruct) and not out.shape
     cotangents = None if whole else out
 

@@ -128,7 +128,7 @@ _PARTS: Mapping[str, Part] = {"kept activation": "kept", "logits and loss": "hea
 
 
 def _held(buffer: PeakBuffer, arguments: Mapping[str, tuple[Part, str, Role]], layers: Size) -> Held:
-    stacked = buffer.shape[:1] == (layers,) and (buffer.copies > 1 or "blocks" in buffer.name)
+    stacked = type(buffer.shape[0]) is int and buffer.shape[0] == layers if buffer.shape else False  # not by chance
     letters = bytes_of((layers, *buffer.shape[1:]) if stacked else buffer.shape, buffer.nbytes)
     place = functools.partial(Held, letters=letters, born=buffer.born, dies=buffer.dies)
     if buffer.kind in ("argument", "optimizer state"):

@@ -1,6 +1,7 @@
 """A training step traced once with letters for its sizes, and its ledger at any numbers and on any devices."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from jremat.graph.letters import Polynomial, Size, at
 from jremat.graph.peak import ASSUMPTIONS, peak_in
 from jremat.graph.residuals import Residual, read_residuals
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import Program, aval_bytes, capture
+from jremat.graph.trace import SIZE, Program, aval_bytes, capture
 from jremat.policy.decision import OFFLOAD
 
 _STATE = ("weights", "optimizer state", "gradients")
@@ -81,8 +82,9 @@ def trace_step(
     f: Callable[..., Any],
     params: Any,
     batch: tuple[Any, ...],
-    layers: Callable[..., Any],
-    layer_args: tuple[Any, ...],
+    out: Any,
+    layers: tuple[Callable[..., Any], tuple[Any, ...]],
+    layer: tuple[Callable[..., Any], tuple[Any, ...]],
     num_layers: int,
     *,
     optimizer: str = "adamw",
@@ -94,24 +96,30 @@ def trace_step(
 
     Args:
         f: ``f(params, *batch)``, a loss or a part of a model.
-        params, batch: shapes, in numbers or letters.
-        layers: the part of ``f`` that a policy governs, of the parameters first and what goes from layer to layer next.
-        layer_args: its shapes.
+        params, batch, out: shapes, in numbers or letters.
+        layers: the part of ``f`` that a policy governs, of the parameters first and what goes from layer to layer next,
+            and its shapes.
+        layer: one of them without its policy, and its shapes.
         num_layers: that are stacked.
         optimizer, master_weights, accumulate: as of ``train_step``.
         chunked: whether the loss is a loop.
     """
-    step, args = train_step(f, params, batch, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate)
-    program, taken = capture(take_apart(step, args, {})), take_apart(layers, layer_args, {})
-    forward = count_in(capture(taken).jaxpr)
+    step, args = train_step(
+        f, params, batch, out, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate
+    )
+    taken, one = take_apart(*layers, {}), take_apart(*layer, {})
+    with warnings.catch_warnings():  # the CPU has no host memory of its own; the device that is estimated has
+        warnings.filterwarnings("ignore", ".*backend ignores", UserWarning)
+        program, rows = capture(take_apart(step, args, {})), read_residuals(taken)
+    forward = count_in(capture(one).jaxpr) * num_layers
     return Traced(
         program,
-        tuple(row for row in read_residuals(taken) if row.kind == "kept" or row.source.startswith("argument 1")),
+        tuple(row for row in rows if _is_kept(row)),
         Polynomial.of(count_in(program.jaxpr).recompute),
         Polynomial.of(forward.model + forward.matmul.rerun),
         sum((Polynomial.product(leaf.shape) for leaf in jax.tree.leaves(params)), Polynomial()),
         sum(
-            (Polynomial.of(aval_bytes(leaf)) for leaf in jax.tree.leaves(jax.eval_shape(f, params, *batch))),
+            (Polynomial.of(aval_bytes(leaf)) for leaf in jax.tree.leaves(out)),
             Polynomial(),
         ),
         optimizer != "sgd" or master_weights,
@@ -119,6 +127,13 @@ def trace_step(
         chunked,
         args[3] is None,
     )
+
+
+def _is_kept(row: Residual) -> bool:
+    """Whether layers keep it: what they made, or their input; a size as a number is there for its letter alone."""
+    if row.primitive == SIZE or (row.primitive == "convert_element_type" and not row.shape):
+        return False
+    return row.kind == "kept" or row.source.startswith("argument 1")
 
 
 @dataclass(frozen=True)
@@ -194,22 +209,32 @@ class Run:
             forward_flops=round(self.traced.forward.at(self._whole) * stages),
             peak_phase=timeline.phases[step],
             phase_bytes=tuple((name, round(max(alive[timeline.spans[name]], default=0))) for name in PHASES),
-            state_bytes=sum(line.device_bytes for line in lines if line.part == "state"),
+            state_bytes=round(self._state_bytes(timeline)),
         )
 
     def peak_bytes(self, parallel: Parallel) -> int:
         """The peak under another layout of the same stage, in the order of this one's kernels: a substitution alone."""
-        other = replace(self, parallel=parallel, spread=self.spread and replace(self.spread, parallel=parallel))
-        timeline, share = self.traced.timeline(self.own, self.jax_version), parallel.copies_in_flight(self.stage)
-        if self.spread is None and share == 1:
-            return round(timeline.at(other.device_bytes, {}).max())
-        kept = other.kept() if share != 1 else ()
-        if other.spread is not None:
-            other = replace(other, spread=replace(other.spread, own=other.own))
+        timeline, other = self.traced.timeline(self.own, self.jax_version), replace(self, parallel=parallel)
+        if self.spread is not None:
+            held = self.traced.num_params.at(other.own)
+            other = replace(other, spread=replace(self.spread, parallel=parallel, own=other.own, num_params=held))
+        kept = other.kept() if parallel.pipeline > 1 else ()
         added = dict.fromkeys(timeline.spans, 0)
         for line, spans in other._beside(kept):
             added |= {span: added[span] + line.device_bytes for span in spans}
         return round((timeline.at(other.device_bytes, added) + other._head_waits(timeline)).max())
+
+    def _state_bytes(self, timeline: Timeline) -> float:
+        """Of one device: what is there from step to step, and a gradient for each weight."""
+        lasting = [
+            held for held in timeline.held if held.role in _STATE and held.dies - held.born == len(timeline.phases) - 1
+        ]
+        gradients = [replace(held, role="gradients") for held in lasting if held.role == "weights"]
+        return sum(
+            n * self.device_bytes((held.role, factors))
+            for held in (*lasting, *gradients)
+            for factors, n in held.letters.terms
+        )
 
     def _lines(self, alive: Iterable[Held]) -> Iterator[Line]:
         """Buffers of one name as one line."""

@@ -9,6 +9,7 @@ import jax
 
 from jremat.estimate.collectives import Spread
 from jremat.estimate.config import TransformerConfig
+from jremat.estimate.decoder.model import plain_block
 from jremat.estimate.decoder.stage import Stage, lettered, numbers_of
 from jremat.estimate.function import run_of, trace_function
 from jremat.estimate.ledger import Ledger, Optimizer
@@ -98,10 +99,36 @@ def estimate(
         how: dict[str, Any] = {"optimizer": optimizer, "master_weights": master_weights, "accumulate": accumulate}
         found = trace_function(model, policy, args, num_layers, **how)
         return run_of(found, sizes or {}, p, jax_version, num_layers).ledger()
-    config = model
+    found = runs(
+        model, policy, batch=batch, seq=seq, chunk=chunk, optimizer=optimizer, master_weights=master_weights,
+        accumulate=accumulate, parallel=p, stack=stack, jax_version=jax_version,
+    )  # fmt: skip
+    return max((run.ledger() for run in found), key=lambda ledger: ledger.peak_bytes)
+
+
+def runs(
+    config: TransformerConfig,
+    policy: Policy | LayerPlan | None,
+    *,
+    batch: int,
+    seq: int,
+    chunk: int | None = None,
+    optimizer: Optimizer = "adamw",
+    master_weights: bool = False,
+    accumulate: int = 1,
+    parallel: Parallel | None = None,
+    stack: Literal["auto", "scan", "chain"] = "auto",
+    jax_version: str = CALIBRATED_ON,
+) -> tuple[Run, ...]:
+    """The traced steps of a decoder's stages that may have the highest peak: the first and the last of the pipeline.
+
+    ``Run.peak_bytes`` is the peak under any other layout of the same stages, a substitution. Arguments and errors are
+    those of ``estimate``.
+    """
+    p = parallel or Parallel()
     _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
     p.check(config, batch, seq)
-    ledgers = []
+    found = []
     for stage in sorted({0, p.pipeline - 1}):
         layers = p.layers_on(stage, config.num_layers)
         chosen = policy
@@ -113,10 +140,9 @@ def estimate(
         part = Stage(
             _kind(config, layers, seq), chosen, chain, chunk and min(chunk, seq), stage == 0, stage == p.pipeline - 1
         )
-        constraints = _constraints(part, seq)
-        traced = _traced(part, constraints, optimizer, master_weights, accumulate)
-        ledgers.append(_run(config, part, traced, batch, seq, stage, p, jax_version).ledger())
-    return max(ledgers, key=lambda ledger: ledger.peak_bytes)
+        traced = _traced(part, _constraints(part, seq), optimizer, master_weights, accumulate)
+        found.append(_run(config, part, traced, batch, seq, stage, p, jax_version))
+    return tuple(found)
 
 
 def _kind(config: TransformerConfig, layers: int, seq: int) -> TransformerConfig:
@@ -148,11 +174,15 @@ def _traced(
 ) -> Traced:
     config, letters = lettered(stage.config, constraints)
     params, batch = stage.params(config), stage.batch(config, letters["b"], letters["s"])
+    key = batch[-1]
     stream = jax.ShapeDtypeStruct((letters["b"], letters["s"], config.hidden), config.compute_dtype)
+    out = jax.ShapeDtypeStruct((), "float32") if stage.last else stream
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params["blocks"])
+    positions = jax.ShapeDtypeStruct((letters["s"],), "int32")
     return trace_step(
-        stage.apply(config), params, batch, stage.layers(config), (params["blocks"], stream, batch[-1]),
-        config.num_layers, optimizer=optimizer, master_weights=master_weights, accumulate=accumulate,
-        chunked=stage.chunk is not None,
+        stage.apply(config), params, batch, out, (stage.layers(config), (params["blocks"], stream, key)),
+        (plain_block(config), (one, stream, key, positions)), config.num_layers, optimizer=optimizer,
+        master_weights=master_weights, accumulate=accumulate, chunked=stage.chunk is not None,
     )  # fmt: skip
 
 
@@ -164,8 +194,6 @@ def _run(
         traced, numbers, p, version, stage, config.num_layers, config.num_params(), None, config.group > 1,
         (f"layers run by {'the stack executor' if part.chain else 'a scan'}",),
     )  # fmt: skip
-    if p.devices == 1:
-        return run
     # The matmuls that make keys and values, 2·b·s·h·m·d FLOPs each; with one group a head query and output's too.
     projected = dict(traced.recompute.terms).get(("b", "d", "h", "m", "s"), 0)
     held, again = traced.num_params.at(run.own), projected >= 2 * 2 * traced.num_layers

@@ -144,6 +144,8 @@ def read_by_derivative(eqn: Any) -> Any:
     name, params = eqn.primitive.name, eqn.params
     if name not in ("custom_vjp_call", "custom_jvp_call"):
         return None
+    if name == "custom_jvp_call" and params.get("symbolic_zeros"):
+        return None  # such as a stack's: what its rule computes depends on what is differentiated
     moving = [jax.dtypes.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars if hasattr(v.aval, "dtype")]
     if len(moving) != len(eqn.invars) or not any(moving):
         return None

@@ -72,9 +72,9 @@ POLICIES = """
 
 ## Policies
 
-Costs are per layer of our Llama family: bytes kept, the block's input included, and matmul FLOPs done again; b batch,
-s sequence, h hidden width, k key and value width, f MLP width, n heads, e bytes of a value; M is 1 where attention
-materialises its scores, F where it is fused, else 0.
+Costs are per layer of our Llama family in bfloat16 with a fused attention, read off its traced block: bytes kept, the
+block's input included, and matmul FLOPs recomputed; b batch, s sequence, h hidden width, k key and value width, f MLP
+width, n heads.
 
 """
 

@@ -124,9 +124,9 @@ MIDDLE = """
 ## Modules
 
 `--recompute-modules M` is `megatron:M`, several join with a comma. A tensor with `?` is left out where the model has
-it. Costs are per layer of our GPT family: bytes kept, the block's input included, and matmul FLOPs done again; b batch,
-s sequence, h hidden width, n heads, e bytes of a value; M is 1 where attention materialises its scores, F where it is
-fused, else 0.
+it. Costs are per layer of our GPT family in bfloat16 with materialised attention, read off its traced block: bytes
+kept, the block's input included, and matmul FLOPs recomputed; b batch, s sequence, h hidden width, f MLP width, n
+heads.
 
 """
 

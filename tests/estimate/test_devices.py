@@ -7,10 +7,12 @@ import statistics
 import pytest
 
 from benchmarks import estimate_peak_devices as benchmark
+from jremat.estimate.collectives import Spread
 from jremat.estimate.config import TransformerConfig
+from jremat.estimate.decoder.stage import numbers_of
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.transformer import estimate
-from jremat.policy import FULL, NONE
+from jremat.policy import NONE
 
 B, S, H, F, V, L = 8, 16, 32, 96, 64, 4
 LLAMA = TransformerConfig(
@@ -20,65 +22,71 @@ LLAMA = TransformerConfig(
 STREAM = 2 * B * S * H
 
 
-def lines(policy=FULL, config=LLAMA, **degrees):
-    found = estimate(config, policy, batch=B, seq=S, parallel=Parallel(**degrees))
-    return {line.name: line for line in found.lines}
+def spread(config=LLAMA, again=True, **degrees):
+    parallel = Parallel(**degrees)
+    own = parallel.shares(numbers_of(config, B, S))
+    held = config.num_params() // parallel.tensor
+    return Spread(config, parallel, own, None, held, True, again)
+
+
+def lines(config=LLAMA, again=True, **degrees):
+    return {line.name: (line.device_bytes, spans) for line, spans in spread(config, again, **degrees).lines()}
 
 
 def test_a_share_of_the_weights_is_updated_and_all_are_gathered():
     held = 4 * LLAMA.num_params()
     for zero in (1, 2):
         found = lines(data=4, zero=zero)
-        assert found["weights updated, gathered"].device_bytes == held
-        assert found["updates, this device's share"].device_bytes == held // 4
-        assert found["weights updated, gathered"].alive == ("update",)
+        assert found["weights updated, gathered"] == (held, ("update",))
+        assert found["updates, this device's share"] == (held // 4, ("update",))
     assert "weights updated, gathered" not in lines(data=4, zero=3) | lines(data=4)
-    sgd = estimate(LLAMA, FULL, batch=B, seq=S, parallel=Parallel(data=4, zero=1), optimizer="sgd")
-    assert "weights updated, gathered" not in {line.name for line in sgd.lines}  # nothing is shared out
+    sgd = dataclasses.replace(spread(data=4, zero=1), shares_moments=False)
+    assert "weights updated, gathered" not in {line.name for line, _ in sgd.lines()}  # nothing is shared out
 
 
 def test_under_zero_1_whole_gradients_end_where_shares_begin():
-    found = lines(data=4, zero=1)
-    assert "update" not in found["gradients of the layers"].alive
-    assert found["gradients, this device's share"].device_bytes == 4 * LLAMA.num_params() // 4
+    held = 4 * LLAMA.num_params()
+    assert lines(data=4, zero=1)["gradients, this device's share"] == (held // 4 - held, ("update",))
 
 
-def test_weights_are_gathered_in_the_compute_dtype_and_kept_as_shares():
-    layer = LLAMA.block_params()
-    none, full = lines(NONE, data=4, zero=3), lines(data=4, zero=3)
-    assert none["weights of one layer, gathered"].device_bytes == 2 * layer
-    assert "weights of one layer, gathered" not in full  # the casts that are made again are they
-    assert full["made again: mlp_up kernel"].device_bytes == 2 * H * F
-    assert none["mlp_up kernel"].device_bytes * 4 == lines(NONE, data=4)["mlp_up kernel"].device_bytes == L * 2 * H * F
+def test_weights_are_gathered_in_the_compute_dtype():
+    found = lines(data=4, zero=3)["weights of one layer, gathered"]
+    assert found == (2 * LLAMA.block_params(), ("recompute", "backward"))
+    kept, one = (
+        sum(
+            line.device_bytes
+            for line in estimate(LLAMA, NONE, batch=B, seq=S, parallel=p).kept
+            if "s" not in line.formula
+        )
+        for p in (Parallel(data=4, zero=3), Parallel(data=4))
+    )
+    assert 0 < kept * 4 == pytest.approx(one, abs=16)  # the casts that are kept are shares
 
 
 def test_weights_cut_across_are_laid_out_anew():
     # of gate and up [h, f] the longest axis is the second, of attention's output [n, d, h] the last
     across = 4 * L * (2 * H * F + H * H)
-    assert lines(data=4, zero=3)["weights laid out for the gather"].device_bytes == across // 4
+    of = lambda **degrees: lines(**degrees)["weights laid out for the gather"][0]
+    assert of(data=4, zero=3) == across // 4
     # where tensor parallelism has taken f, gate and up are cut along h, their first
-    both = lines(data=2, zero=3, tensor=2)["weights laid out for the gather"]
-    assert both.device_bytes == 4 * L * H * H // 4
-    square = lines(config=dataclasses.replace(LLAMA, mlp_hidden=H), data=4, zero=3)
-    assert square["weights laid out for the gather"].device_bytes == 4 * L * H * H // 4
+    assert of(data=2, zero=3, tensor=2) == 4 * L * H * H // 4
+    assert of(config=dataclasses.replace(LLAMA, mlp_hidden=H), data=4, zero=3) == 4 * L * H * H // 4
 
 
 def test_the_logits_gradient_waits_where_the_heads_is_shared_out():
     untied = dataclasses.replace(LLAMA, tied_embeddings=False)
-    for degrees, waits in (({"data": 4, "zero": 3}, True), ({"data": 4}, False), ({"tensor": 4}, False)):
-        found = lines(config=untied, **degrees)
-        assert ("attention" in found["head: logits"].alive) is waits
-        assert ("attention" in found["gradient of the head"].alive) is not waits
-    tied = lines(data=4, zero=3)["gradient of the tied table, whole"]
-    assert tied.device_bytes == 4 * V * H - 2 * (B // 4) * S * V  # beyond the logits that wait for it
+    logits = 2 * B * S * V
+    assert spread(untied, data=4, zero=3).head_bytes() == logits // 4
+    assert spread(untied, data=4).head_bytes() == spread(untied, tensor=4).head_bytes() == 0
+    assert spread(data=4, zero=3).head_bytes() == max(logits // 4, 4 * V * H)  # one table, whole until it is summed
 
 
 def test_tensor_parallelism_holds_partial_sums_and_gathers_the_sequence():
-    name = "stream, gathered or in partial sums"
-    assert lines(tensor=4)[name].device_bytes == 2 * STREAM
-    assert lines(tensor=4, sequence=True)[name].device_bytes == (2 + 2 + 3) * STREAM
-    assert lines(NONE, tensor=4, sequence=True)[name].device_bytes == (2 + 2) * STREAM
-    assert lines(data=2, tensor=4)[name].device_bytes == 2 * STREAM // 2
+    of = lambda **how: lines(**how)["stream, gathered or in partial sums"][0]
+    assert of(tensor=4) == 2 * STREAM
+    assert of(tensor=4, sequence=True) == (2 + 2 + 3) * STREAM
+    assert of(again=False, tensor=4, sequence=True) == (2 + 2) * STREAM
+    assert of(data=2, tensor=4) == 2 * STREAM // 2
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +105,8 @@ def test_state_of_one_device_is_what_is_compiled(recorded):
 
 def test_every_recorded_peak_of_one_device_is_met(recorded):
     errors = {case.key: ledger.peak_bytes / compiled["peak_bytes"] - 1 for case, ledger, compiled in recorded}
-    assert {key: error for key, error in errors.items() if abs(error) > 0.11} == {}
-    assert statistics.median(map(abs, errors.values())) < 0.03
+    assert {key: error for key, error in errors.items() if abs(error) > 0.10} == {}
+    assert statistics.median(map(abs, errors.values())) < 0.021
 
 
 def test_a_step_compiled_for_eight_devices():

@@ -1,20 +1,19 @@
-"""The ledger against numbers worked out by hand: state, parallelism, moments, and what is refused."""
+"""The ledger against numbers worked out by hand: state, parallelism, phases, and what is refused."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import jremat
 import policies
+from benchmarks import estimate_peak as benchmark
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import MOMENTS
+from jremat.estimate.ledger import PHASES
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.textbook import Shape, first_stage_bytes, layer_bytes
 from jremat.estimate.transformer import estimate
+from jremat.graph.letters import Polynomial
 from jremat.policy import FULL, NONE, Policy, Request
 
 CONFIG = TransformerConfig(
@@ -33,13 +32,9 @@ def ledger(policy: Policy = FULL, config: TransformerConfig = CONFIG, parallel: 
 
 
 def bytes_of(found, name: str, whole: bool = False) -> int:
-    lines = [line for line in found.lines if line.name == name]
-    assert lines, f"no line {name!r} in {sorted({line.name for line in found.lines})}"
+    lines = [line for line in (*found.kept, *found.lines) if line.name == name]
+    assert lines, f"no line {name!r} in {sorted({line.name for line in (*found.kept, *found.lines)})}"
     return sum(line.total_bytes if whole else line.device_bytes for line in lines)
-
-
-def gradients(found) -> int:
-    return sum(line.device_bytes for line in found.of("state") if line.name.startswith("gradient"))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +50,8 @@ def gradients(found) -> int:
 )
 def test_bytes_a_parameter(config, how, a_parameter):
     assert config.num_params() == PARAMS
-    assert ledger(config=config, **how).state_bytes == a_parameter * PARAMS
+    counter = 0 if how.get("optimizer") else 4  # of steps
+    assert ledger(config=config, **how).state_bytes == a_parameter * PARAMS + counter
 
 
 def test_kept_of_the_stack_by_hand():
@@ -68,14 +64,12 @@ def test_kept_of_the_stack_by_hand():
     assert bytes_of(none, "attn_probs") == L * scores
 
 
-def test_head_and_loss_by_hand():
-    logits = 2 * B * S * 96
-    found = ledger()
-    assert bytes_of(found, "head: logits") == logits
-    chunked = ledger(chunk=4)
-    assert "head: logits" not in {line.name for line in chunked.lines}
-    assert bytes_of(chunked, "loss: logits of one chunk") == 4 * B * 4 * 96
-    assert found.residual_bytes - chunked.residual_bytes == logits + 2 * 96 * H
+def test_chunks_of_the_loss_keep_no_logits():
+    config = replace(CONFIG, vocab_size=96_000)
+    whole, chunked = ledger(config=config), ledger(config=config, chunk=4)
+    logits = 2 * B * S * 96_000
+    assert whole.phase_bytes[1][1] - chunked.phase_bytes[1][1] > 0.25 * logits  # a sum of the head's gradient is there
+    assert whole.kept == chunked.kept
 
 
 @pytest.mark.parametrize(
@@ -84,9 +78,9 @@ def test_head_and_loss_by_hand():
 )
 def test_zero_shares_out_state(zero, weights, grads, moments):
     found = ledger(parallel=Parallel(data=4, zero=zero))
-    assert bytes_of(found, "weights") == 4 * PARAMS // weights
-    assert gradients(found) == pytest.approx(4 * PARAMS / grads, abs=16)
-    assert bytes_of(found, "optimizer moments") == 8 * PARAMS // moments
+    assert bytes_of(found, "weights") == pytest.approx(4 * PARAMS / weights, abs=4)
+    assert found.state_bytes == pytest.approx(4 * PARAMS * (1 / weights + 1 / grads + 2 / moments), abs=8)
+    assert bytes_of(found, "optimizer moments", whole=True) == 8 * PARAMS + 4
     assert bytes_of(found, "weights", whole=True) == 4 * PARAMS
     assert bytes_of(found, "block input") == L * UNIT // 4  # the batch is shared out at any stage
     assert found.devices == 4
@@ -99,8 +93,7 @@ def test_tensor_and_sequence_parallelism_divide_what_korthikanti_divides():
     both = ledger(NONE, bf16, Parallel(tensor=4, sequence=True))
     for name, ways, ways_both in (
         *((n, 4, 4) for n in ("query", "key", "value", "attn_probs", "attn_out", "mlp_up", "mlp_act")),
-        *((n, 1, 4) for n in ("block_in", "attn_norm", "middle of the stream", "mlp_norm", "norm_stats")),
-        ("head: logits", 4, 4),
+        *((n, 1, 4) for n in ("block_in", "attn_norm", "add", "mlp_norm", "norm_stats")),
     ):
         assert bytes_of(tensor, name) * ways == bytes_of(both, name) * ways_both == bytes_of(one, name), name
     split = L * 12 * H * H + L * (3 * H + 4 * H) + 96 * H  # kernels, the biases along heads and width, the table
@@ -109,7 +102,7 @@ def test_tensor_and_sequence_parallelism_divide_what_korthikanti_divides():
 
 def test_context_parallelism_divides_the_sequence_everywhere():
     one, found = ledger(NONE), ledger(NONE, parallel=Parallel(context=2))
-    for name in ("query", "attn_probs", "block_in", "mlp_act", "head: logits"):
+    for name in ("query", "attn_probs", "block_in", "mlp_act"):
         assert 2 * bytes_of(found, name) == bytes_of(one, name)
     assert bytes_of(found, "weights") == bytes_of(one, "weights")
 
@@ -121,8 +114,18 @@ def test_pipeline_stages_hold_layers_and_micro_batches():
     assert bytes_of(found, "block input", whole=True) == L * UNIT
     assert bytes_of(found, "weights") == 4 * (2 * BLOCK + 96 * H + 16 * H)
     last = ledger(config=replace(CONFIG, vocab_size=96_000), parallel=Parallel(pipeline=4))
-    assert last.stage == 3 and bytes_of(last, "head: logits") == 2 * B * S * 96_000
-    assert bytes_of(last, "block input") == 2 * UNIT
+    assert last.stage == 3 and bytes_of(last, "block input") == 2 * UNIT
+
+
+def test_stages_need_not_divide_the_layers():
+    """28 layers on 8 stages: four on the first, which holds the inputs of 8 micro-batches in flight."""
+    config = replace(CONFIG, num_layers=28)
+    found = ledger(config=config, parallel=Parallel(pipeline=8))
+    assert found.stage == 0
+    assert bytes_of(found, "block input") == 8 * 4 * UNIT
+    assert bytes_of(found, "block input", whole=True) == 28 * UNIT
+    assert bytes_of(found, "weights") == 4 * (4 * BLOCK + 96 * H + 16 * H)
+    assert found.recompute_flops == ledger(config=config).recompute_flops
 
 
 def test_the_interleaved_schedule_is_the_papers():
@@ -143,37 +146,36 @@ def test_offloaded_values_are_on_the_host_and_not_in_the_peak():
     kept, moved = ledger(Policy.save("mlp_up")), ledger(Policy.offload("mlp_up"))
     assert moved.host_bytes == L * 4 * UNIT and kept.host_bytes == 0
     assert kept.kept_bytes == moved.kept_bytes
-    assert kept.bytes_at("loss") - moved.bytes_at("loss") == L * 4 * UNIT
+    forward = lambda found: dict(found.phase_bytes)["forward"]
+    assert forward(kept) - forward(moved) == pytest.approx(L * 4 * UNIT, rel=0.2)  # one layer's is on its way
 
 
-def test_recomputed_flops_are_the_traced_ones():
-    """Against the formulas of the zoo, which are held to the traced program."""
-    for spec in ("none", "full", "dots_with_no_batch_dims_saveable", "selective", "save:attn_out"):
-        rows = [e for e in policies.table() if e.spec == spec and e.gpt.exact]
-        found = ledger(policies.get(spec))
-        for row in rows:
-            assert found.recompute_flops == L * row.gpt.at(b=B, s=S, h=H, n=4, e=2, fused=False)[1]
+def test_recomputed_flops_by_hand():
     forward = 24 * B * S * H * H + 4 * B * S * S * H
     assert ledger().forward_flops == L * forward
     assert ledger().recompute_flops == L * (forward - 8 * B * S * H * H)  # all but the last matmul
+    assert ledger(NONE).recompute_flops == 0
+    assert ledger(policies.get("dots_with_no_batch_dims_saveable")).recompute_flops == L * 4 * B * S * S * H
+    assert ledger(policies.get("selective")).recompute_flops == L * 2 * B * S * S * H
 
 
-def test_a_peak_is_the_sum_of_the_lines_that_are_alive():
-    found = ledger(NONE)
-    for moment in MOMENTS:
-        alive = sum(x.device_bytes for x in found.lines if moment in x.alive and not x.on_host)
-        assert found.bytes_at(moment) == alive
-    assert found.peak_bytes == max(map(found.bytes_at, MOMENTS)) == found.bytes_at(found.peak_moment)
+def test_a_peak_is_the_sum_of_its_lines_and_that_of_the_traced_step():
+    for found in (ledger(NONE), ledger(policies.get("every_k:3")), ledger(chunk=4)):
+        assert found.peak_bytes == sum(line.device_bytes for line in found.lines)
+        peaks = dict(found.phase_bytes)
+        assert list(peaks) == list(PHASES) and found.peak_bytes == max(peaks.values()) == peaks[found.peak_phase]
+    case = next(case for case in benchmark.cases() if case.key == "gpt2 none")
+    step, args = benchmark.step_of(case)
+    predicted = jremat.traced_peak(step, *args, jax_version=benchmark.CALIBRATED)
+    assert benchmark.ours(case) == pytest.approx(predicted.peak_bytes, rel=0.001)  # of Flax's own program
 
 
 def test_every_formula_gives_its_bytes():
     for found in (ledger(NONE), ledger(policies.get("every_k:3")), ledger(chunk=4)):
         symbols = dict(found.symbols)
-        assert symbols["P_blocks"] == L * BLOCK and symbols["P_head"] == 96 * H + 2 * H
-        for line in found.lines:
-            per_line = eval(line.formula.replace("·", "*"), {}, symbols)
-            assert line.total_bytes % per_line == 0, line  # several tensors of one name and formula are one line
-            assert set(line.scales_with) <= symbols.keys()
+        for line in (*found.lines, *found.kept):
+            formula = line.formula.replace("·", "*").replace("²", "^2").replace("floor", "FLOOR")
+            assert Polynomial.of_text(formula).at(symbols) == pytest.approx(line.total_bytes, abs=8), line
         assert json.loads(json.dumps(found.to_dict()))["peak_bytes"] == found.peak_bytes
 
 
@@ -193,17 +195,17 @@ def test_every_formula_gives_its_bytes():
         ({"policy": policies.get("every_k:2"), "stack": "scan"}, "stack: a scan runs one policy"),
         ({"policy": policies.get("block:9")}, "names 9 layers, the stack has 8"),
         ({"policy": policies.get("save:mlp_upp")}, "did you mean 'mlp_up'"),
-        ({"config": 3}, "config: expected a TransformerConfig"),
+        ({"config": 3}, "model: expected a TransformerConfig or a function"),
         ({"parallel": Parallel(data=3)}, "data: expected a divisor of batch=8, got 3"),
         ({"parallel": Parallel(tensor=8)}, "tensor: expected a divisor of heads=4, got 8"),
         ({"parallel": Parallel(context=5)}, "context: expected a divisor of seq=16, got 5"),
-        ({"parallel": Parallel(pipeline=3)}, "pipeline: expected a divisor of num_layers=8, got 3"),
         ({"parallel": Parallel(pipeline=16)}, "pipeline: expected at most num_layers=8"),
     ],
 )
 def test_nonsense_is_refused(how, message):
     with pytest.raises(ValueError, match=message):
-        estimate(**({"config": CONFIG, "policy": FULL, "batch": B, "seq": S} | how))
+        how = {"config": CONFIG, "policy": FULL, "batch": B, "seq": S} | how
+        estimate(how.pop("config"), **how)
 
 
 @pytest.mark.parametrize(
@@ -221,27 +223,15 @@ def test_degrees_that_would_do_nothing_are_refused(degrees, message):
         Parallel(**degrees)
 
 
-ONE_TRILLION = """
-import sys, time
-start = time.process_time()
-import jremat, policies
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.parallel import Parallel
-config = TransformerConfig(vocab_size=51200, num_layers=128, hidden=25600, heads=160, kv_heads=160, head_dim=160,
-                           mlp_hidden=102400, max_seq=2048, param_dtype="bfloat16", compute_dtype="bfloat16")
-ledger = jremat.estimate(config, policies.get("selective"), batch=1, seq=2048, master_weights=True,
-                         parallel=Parallel(tensor=8, sequence=True, pipeline=64))
-print(config.num_params(), ledger.peak_bytes, "jax" in sys.modules, time.process_time())
-"""
-
-
-def test_a_trillion_parameters_take_under_a_second_without_jax():
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", ONE_TRILLION], cwd=root, capture_output=True, text=True, check=True)
-    params, peak, jax_loaded, seconds = done.stdout.split()
-    assert int(params) > 1e12 and jax_loaded == "False"
-    assert 16 * 1.008e12 / 512 < int(peak) < 80e9  # the paper trained it on 512 GPUs of 80 GB
-    assert float(seconds) < 1  # of processor time, start included, so that a busy machine is no failure
+def test_a_trillion_parameters():
+    config = TransformerConfig(
+        vocab_size=51200, num_layers=128, hidden=25600, heads=160, kv_heads=160, head_dim=160, mlp_hidden=102400,
+        max_seq=2048, param_dtype="bfloat16", compute_dtype="bfloat16",
+    )  # fmt: skip
+    spread = Parallel(tensor=8, sequence=True, pipeline=64)
+    found = estimate(config, policies.get("selective"), batch=1, seq=2048, master_weights=True, parallel=spread)
+    assert config.num_params() > 1e12
+    assert 16 * 1.008e12 / 512 < found.peak_bytes < 80e9  # the paper trained it on 512 GPUs of 80 GB
 
 
 def test_the_package_is_the_function():

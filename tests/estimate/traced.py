@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 import jremat
 from jremat.estimate.config import TransformerConfig
-from jremat.policy import FULL, LayerPlan, Policy
+from jremat.policy import LayerPlan, Policy
 from jremat.transform import chain
-from models.transformer import Block, Transformer, init_params, mean_loss
+from models.transformer import Block, Carry, Transformer, block_apply, init_params, mean_loss
 
 
 @lru_cache(maxsize=32)
@@ -36,21 +36,28 @@ def block_residuals(config: TransformerConfig, policy: Policy, batch: int, seq: 
 def stack_residuals(
     config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq: int, stack: str
 ) -> tuple[int, int]:
-    """Bytes that the layers of the model keep, and those of them in host memory.
-
-    The loss is counted whole, less what it keeps of its own: what it keeps where the layers keep only their input.
-    """
-    whole, least = (_loss_residuals(config, p, batch, seq, stack) for p in (policy, FULL))
-    carried = config.num_layers * batch * seq * config.hidden * jnp.dtype(config.compute_dtype).itemsize
-    return whole[0] - (least[0] - carried), whole[1]
-
-
-def _loss_residuals(config, policy, batch, seq, stack) -> tuple[int, int]:
-    loss, args = _loss(config, policy, batch, seq, None, stack)
+    """Bytes that the model's own layers keep, of what they make and of the stream, and those of them on the host."""
+    if stack == "chain":
+        run = lambda blocks, x, key: chain.stack(block_apply(config), policy, num_layers=config.num_layers)(
+            blocks, Carry(x, jnp.int32(0), key, jnp.arange(seq))
+        )
+    else:
+        model = Transformer(config, remat=lambda block: jremat.remat(block, policy))
+        rest = {name: tree for name, tree in _params(config).items() if name != "blocks"}
+        run = lambda blocks, x, key: model.apply(
+            {"params": rest | {"blocks": blocks}}, x, key, jnp.arange(seq), method="_scan"
+        )
+    x = jax.ShapeDtypeStruct((batch, seq, config.hidden), config.compute_dtype)
+    key = jax.eval_shape(lambda: jax.random.key(0)) if config.dropout else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        rows = jremat.residuals(loss, *args)
-    return rows.total_bytes, rows.host_bytes
+        rows = jremat.residuals(run, _params(config)["blocks"], x, key)
+    read = sum(row.bytes for row in rows if row.source.startswith("argument 1"))
+    return rows.total_bytes + read, rows.host_bytes
+
+
+def _params(config: TransformerConfig):
+    return jax.eval_shape(partial(init_params, config), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def recompute_flops(
@@ -70,8 +77,7 @@ def _loss(config: TransformerConfig, policy: Policy | LayerPlan, batch: int, seq
         model = Transformer(config, stack=run)
     else:
         model = Transformer(config, remat=lambda block: jremat.remat(block, policy))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    params = jax.eval_shape(partial(init_params, config), key)
+    key, params = jax.eval_shape(lambda: jax.random.key(0)), _params(config)
     tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
     loss = lambda params, tokens, targets, key: mean_loss(model, params, tokens, targets, key, chunk)
     return loss, (params, tokens, tokens, key if config.dropout else None)

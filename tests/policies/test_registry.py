@@ -20,10 +20,9 @@ ENTRIES = policies.table()
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.spec)
 def test_a_row_is_whole_and_its_policy_reads_back(entry):
     for field in fields(entry):
-        if field.name not in ("aliases", "aten"):
+        if field.name not in ("aliases", "aten", "words"):
             assert getattr(entry, field.name), field.name
-    for cost in (entry.gpt, entry.llama):
-        assert cost.kept_bytes and cost.recomputed_flops
+    assert (entry.words is None) == isinstance(entry.policy, Policy)  # of one policy formulas are derived
     for spec in (entry.policy.spec, *entry.aliases):
         policy = policies.get(spec)
         assert policy == entry.policy

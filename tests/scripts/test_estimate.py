@@ -72,9 +72,9 @@ def test_one_policy_is_the_ledger(tmp_path, capsys):
     out = capsys.readouterr().out
     for word in (
         "optimizer moments",
-        "mlp_up",
-        "2·b·s·f·L",
-        "head: logits",
+        "2·L·b·f·s",
+        "kept by the layers",
+        "in the update",
         "peak",
         "assumes: ",
         "jax 0.10.2",
@@ -134,21 +134,24 @@ def test_a_reader_who_has_had_enough_is_no_error():
     assert done.stdout.startswith("gpt2: ") and done.stderr == ""
 
 
-def test_it_answers_without_loading_jax():
-    """In a process of its own; processor time, so that a busy machine is no failure."""
+def test_a_mistake_is_told_without_loading_jax():
     code = (
-        "import sys, time; sys.argv = ['estimate']; from scripts.estimate import main; "
-        "assert main(['--model', 'llama3-70b', '--seq', '8192']) == 0; "
-        "print('jax' in sys.modules, time.process_time())"
+        "import sys; from scripts.estimate import main; "
+        "assert main(['--model', 'llama3-7b']) == main(['--seq', '-1']) == 2; print('jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded, seconds = done.stdout.split()[-2:]
-    assert loaded == "False" and float(seconds) < 1.5
-    assert done.stderr == ""
+    assert done.stdout.split() == ["False"] and "no size 'llama3-7b'" in done.stderr
 
 
 def test_the_textbooks_count_stands_beside_the_programs(capsys):
     assert main(["--model", "gpt2", "--textbook"]) == 0
     out = capsys.readouterr().out
-    for word in ("textbook", "softmax's dropout mask", "made again from its key", "114", "arXiv 2205.05198", "36 bsh"):
+    for word in (
+        "textbook",
+        "softmax's dropout mask",
+        "recomputed from its key",
+        "114",
+        "Korthikanti et al. 2022",
+        "36 bsh",
+    ):
         assert word in out, word
