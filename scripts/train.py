@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jremat.command.line import fail, parse, run, uninterrupted
 from scripts.training.config import Run
+from scripts.training.files import Files
+from scripts.training.own import Own, read
 
 PROGRAM = "train"
 
@@ -25,10 +27,15 @@ PROGRAM = "train"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit code."""
     try:
-        run = parse(Run, PROGRAM, argv)
+        run, own = parse(Run, PROGRAM, argv), Own()
+        if run.resume and run.out is not None:
+            own = read(Files(run.out))
+            run = parse(Run, PROGRAM, argv, default=own.flags)
         run.check()
     except ValueError as error:
         return fail(PROGRAM, error)
+    except OSError as error:
+        return fail(PROGRAM, f"cannot read {error.filename or 'a file'}: {error.strerror}")
 
     from scripts.startup import start_jax  # what follows imports JAX
 
@@ -36,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with uninterrupted():
         from scripts.training.session import session
 
-    return session(run, PROGRAM)
+    return session(run, PROGRAM, own)
 
 
 if __name__ == "__main__":

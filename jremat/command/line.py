@@ -159,8 +159,8 @@ def _to_nowhere(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def parse(config: type[T], program: str, argv: Sequence[str] | None) -> T:
-    """Read ``argv`` into a dataclass.
+def parse(config: type[T], program: str, argv: Sequence[str] | None, default: T | None = None) -> T:
+    """Read ``argv`` into a dataclass; what it doesn't name is as in ``default``, or the dataclass's own default.
 
     Raises:
         ValueError: the line that says what is wrong with the arguments.
@@ -175,6 +175,7 @@ def parse(config: type[T], program: str, argv: Sequence[str] | None) -> T:
                 config,
                 prog=program,
                 args=argv,
+                default=tyro.MISSING_NONPROP if default is None else default,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     except SystemExit as stop:

@@ -35,6 +35,7 @@ def architecture(flags: Model, vocab_size: int | None, platform: str) -> Transfo
         kv_heads=flags.kv_heads or (heads if base.kv_heads == base.heads else base.kv_heads),
         head_dim=hidden // heads if resized else base.head_dim,
         mlp_hidden=max(1, base.mlp_hidden * hidden // base.hidden),
+        max_seq=flags.max_seq or base.max_seq,
         dropout=base.dropout if flags.dropout is None else flags.dropout,
         attention=flags.attention,
         compute_dtype=dtype_on(flags.compute_dtype, platform),

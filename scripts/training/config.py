@@ -39,6 +39,8 @@ class Model:
     hidden: Hidden = None
     heads: Heads = None
     kv_heads: KvHeads = None
+    max_seq: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the model's own)")] = None
+    """Longest sequence, the rows of a learned position table; --seq may be as long."""
     dropout: Dropout = None
     attention: Attention = "dot"
     compute_dtype: Dtype = "auto"
@@ -51,7 +53,8 @@ class Text:
     data: Annotated[
         Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(default: Python's own library)")
     ] = None
-    """A text file or a folder of text, read as bytes, or a .bin of uint16 tokens (nanoGPT's format)."""
+    """A text file or a folder of text, read as bytes; or a .bin of uint16 tokens, or nanoGPT's folder of a train.bin
+    and a val.bin."""
     vocab_size: VocabSize = None
     seq: Annotated[int, tyro.conf.arg(help="Tokens in a sequence.")] = 128
     micro_batch: MicroBatch = BATCH
@@ -73,7 +76,7 @@ class Optimizer:
     ] = None
     """Steps over which the learning rate grows."""
     decay_steps: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: --steps)")] = None
-    """Step at which the cosine ends. To train on past the end of a run, raise --steps and keep this."""
+    """Step at which the cosine ends. A run that is resumed with more --steps keeps its own."""
     weight_decay: float = 0.1
     """On matrices and tables; biases and norms have none."""
     beta1: float = 0.9
@@ -103,7 +106,7 @@ class Run:
     """Train a Flax transformer on real text under a remat policy.
 
     The loss curve is the same under every policy; memory and time are not. Everything is written under --out. A run
-    that was stopped or killed goes on with the same command and --resume.
+    that was stopped or killed goes on by --resume --out DIR, with its own flags.
     """
 
     policy: Spec = "dots_saveable"
@@ -114,7 +117,8 @@ class Run:
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/MODEL-POLICY)")] = None
     """Where the run's files go."""
     resume: bool = False
-    """Go on from the newest whole snapshot under --out. The policy may be another, model and optimizer may not."""
+    """Go on from the newest whole snapshot under --out, with the run's own flags. Those that are given hold in their
+    place: steps may be added and the policy may be another; model, text and optimizer may not."""
     json: Json = None
     stack: Stack = "auto"
     model: Model = field(default_factory=Model)
@@ -177,6 +181,7 @@ _LEAST = {
     "hidden": 1,
     "heads": 1,
     "kv_heads": 1,
+    "max_seq": 1,
     "seed": 0,
     "vocab_size": 2,
     "seq": 1,

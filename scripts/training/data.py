@@ -4,7 +4,7 @@ import os
 import sysconfig
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ BYTES = 256
 """Tokens of a text: its bytes."""
 
 _HELD_OUT = 10  # one token in ten, at the end, as nanoGPT's data/*/prepare.py splits
+_GPT2 = 50304  # nanoGPT's vocabulary where a folder has no meta.pkl: GPT-2's, padded to a multiple of 64
 _CHUNK = 1 << 24  # tokens looked at together when a file is checked
 _SNIFFED = 8192  # bytes: a NUL among a file's first ones says that it is no text, as git and grep decide
 
@@ -29,6 +30,9 @@ class Corpus:
         lengths: tokens of each file.
         dtype: of one token on disk.
         skipped: files of a folder left out because they are no text.
+        held_out: tokens at the end that are for evaluation; None: one in ten.
+        pickled: whether a ``meta.pkl`` stands beside the tokens, nanoGPT's vocabulary of a character-level text. It is
+            not read, since a pickle can run any code.
         fingerprint: the same for the same files of the same sizes, wherever they lie.
     """
 
@@ -38,6 +42,8 @@ class Corpus:
     dtype: str
     skipped: int
     fingerprint: str
+    held_out: int | None = None
+    pickled: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -53,6 +59,22 @@ class Corpus:
         parts = [np.asarray(part) for part in self._parts(start, count)]
         return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
 
+    def vocabulary(self, own: int) -> int:
+        """Tokens that a model of these must know, where no flag says it.
+
+        A nanoGPT folder with a vocabulary of its own has the largest token and those below it; one without was made
+        by GPT-2's tokenizer, whose 50257 nanoGPT pads to 50304.
+
+        Args:
+            own: of the model's size; enough for any other corpus, or refused by ``Batches.check``.
+        """
+        if self.held_out is None:
+            return own
+        if self.pickled:
+            return max(2, self.max_token + 1)
+        return own if self.max_token < own else max(_GPT2, -(-(self.max_token + 1) // 64) * 64)
+
+    @cached_property
     def max_token(self) -> int:
         """The largest token there is."""
         chunks = range(0, self.num_tokens, _CHUNK)
@@ -75,7 +97,8 @@ def open_corpus(path: Path | None) -> Corpus:
 
     Args:
         path: a file of text, a folder of them (all files in it that are text, sorted by name), a ``.bin`` of uint16
-            tokens, or None for the source of the running Python's standard library.
+            tokens, nanoGPT's folder with a ``train.bin`` and a ``val.bin``, or None for the source of the running
+            Python's standard library.
 
     Raises:
         ValueError: it is missing, empty or no text.
@@ -84,18 +107,39 @@ def open_corpus(path: Path | None) -> Corpus:
         return standard_library()
     if not path.exists():
         raise ValueError(f"data: no such file or folder: {path}")
+    if path.is_dir() and any((path / name).exists() for name in _NANOGPT):
+        return _nanogpt(path)
     if path.is_dir():
         return _folder(path, str(path), list(_files(path)))
     if not path.is_file():
         raise ValueError(f"data: expected a file or a folder, got neither: {path}")
     if path.suffix == ".bin":
-        size = _size(path)
-        if size % 2:
-            raise ValueError(f"data: expected uint16 tokens, so an even number of bytes, got {size} in {path}")
+        _check_tokens(path)
         return _corpus(str(path), path.parent, [path], "<u2", 0)
     if not _is_text(path):
         raise ValueError(f"data: expected text, got a file with NUL bytes: {path}; tokens stand in a .bin")
     return _corpus(str(path), path.parent, [path], "u1", 0)
+
+
+_NANOGPT = ("train.bin", "val.bin")
+
+
+def _nanogpt(folder: Path) -> Corpus:
+    """The tokens that a ``prepare.py`` of nanoGPT wrote: all of val.bin is held out, and nothing else is read."""
+    train, val = files = [folder / name for name in _NANOGPT]
+    for file, other in ((train, val), (val, train)):
+        if not file.is_file():
+            raise ValueError(f"data: {folder} has {other.name} and no {file.name}; name {other} to hold out its end")
+        _check_tokens(file)
+        if not _size(file):
+            raise ValueError(f"data: {file} is empty")
+    corpus = _corpus(str(folder), folder, files, "<u2", 0)
+    return replace(corpus, held_out=corpus.lengths[1], pickled=(folder / "meta.pkl").exists())
+
+
+def _check_tokens(path: Path) -> None:
+    if (size := _size(path)) % 2:
+        raise ValueError(f"data: expected uint16 tokens, so an even number of bytes, got {size} in {path}")
 
 
 def standard_library() -> Corpus:
@@ -184,7 +228,8 @@ class Batches:
 
     @property
     def held_out_tokens(self) -> int:
-        return max(self.corpus.num_tokens // _HELD_OUT, self.seq + 1)
+        given = self.corpus.held_out
+        return max(self.corpus.num_tokens // _HELD_OUT, self.seq + 1) if given is None else given
 
     def check(self, vocab_size: int) -> None:
         """Refuse a corpus that can't be trained on.
@@ -194,6 +239,10 @@ class Batches:
                 doesn't know.
         """
         least = 2 * (self.seq + 1)
+        if self.corpus.held_out is not None:
+            for file, count in zip(self.corpus.files, self.corpus.lengths, strict=True):
+                if count <= self.seq:
+                    raise ValueError(f"data: {file} has {count} tokens; sequences of {self.seq} need {self.seq + 1}")
         if self.corpus.num_tokens < least:
             raise ValueError(
                 f"data: {self.corpus.name} has {self.corpus.num_tokens} tokens; sequences of {self.seq} need {least}, "
@@ -202,7 +251,7 @@ class Batches:
         if self.corpus.dtype == "u1":
             if vocab_size < BYTES:
                 raise ValueError(f"vocab_size: expected at least {BYTES} for text as bytes, got {vocab_size}")
-        elif (largest := self.corpus.max_token()) >= vocab_size:
+        elif (largest := self.corpus.max_token) >= vocab_size:
             raise ValueError(
                 f"data: {self.corpus.name} has the token {largest}, beyond a vocabulary of {vocab_size}; "
                 "pass its size as --vocab-size"

@@ -13,8 +13,10 @@ import optax
 import jremat
 from jremat.estimate.config import TransformerConfig
 from jremat.graph import Flops
+from jremat.measure.memory import UNDONE, recomputes_outside_loops
 from jremat.policy import Policy
 from jremat.report.tables import human
+from models.config import get
 from models.transformer import Transformer, init_params
 from scripts.training import snapshots
 from scripts.training.architecture import architecture
@@ -23,6 +25,7 @@ from scripts.training.data import Batches, open_corpus
 from scripts.training.files import Files, default_out, probe, read_description
 from scripts.training.lint import findings
 from scripts.training.optimizer import optimizer
+from scripts.training.own import Own, changes
 from scripts.training.remat import Remat, remat
 from scripts.training.snapshots import Snapshot
 from scripts.training.step import State, initial_state, train_step
@@ -44,6 +47,8 @@ class Job:
         files: where everything will be written.
         description: what must stay the same when the run is resumed.
         resumed: the snapshot to go on from, or None.
+        changed: flags that differ from the resumed run's own, for people.
+        notes: what to know of the compiled memory, a sentence each.
         warnings: for the user, one line each.
     """
 
@@ -58,6 +63,8 @@ class Job:
     files: Files
     description: Mapping[str, Any]
     resumed: Snapshot | None
+    changed: tuple[str, ...]
+    notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -71,20 +78,27 @@ class Job:
         return make() if self.resumed is None else snapshots.restore(self.resumed, jax.eval_shape(make))
 
 
-def prepare(run: Run) -> Job:
+def prepare(run: Run, own: Own) -> Job:
     """Check the flags, the text, the policy, the snapshot and the disk, in that order, and trace the step.
+
+    Args:
+        run: the flags.
+        own: those of the run that is resumed.
 
     Raises:
         ValueError: the first thing that is wrong, in a line for people. Nothing has been written.
         OSError: a file of the run can't be read.
     """
     run.check()
-    config = architecture(run.model, run.text.vocab_size, jax.default_backend())
+    corpus = open_corpus(run.text.data)
+    vocab_size = run.text.vocab_size or corpus.vocabulary(get(run.model.model).vocab_size)
+    config = architecture(run.model, vocab_size, jax.default_backend())
     if run.text.seq > config.max_seq:
-        raise ValueError(f"seq: expected at most {config.max_seq}, the model's longest sequence, got {run.text.seq}")
+        longest = f"{config.max_seq}, the model's longest sequence (--max-seq raises it)"
+        raise ValueError(f"seq: expected at most {longest}, got {run.text.seq}")
     if config.attention == "cudnn" and jax.default_backend() != "gpu":
         raise ValueError(f"attention: cudnn needs an NVIDIA GPU, this runs on {jax.default_backend()}; use blockwise")
-    batches = Batches(open_corpus(run.text.data), run.text.seq, run.seed)
+    batches = Batches(corpus, run.text.seq, run.seed)
     batches.check(config.vocab_size)
     tokens = jax.ShapeDtypeStruct((run.text.accumulate, run.text.micro_batch, run.text.seq + 1), jnp.int32)
     adamw = optimizer(run)
@@ -97,7 +111,7 @@ def prepare(run: Run) -> Job:
 
     described = _description(run, config, batches)
     files = Files(run.out or default_out(run.model.model, run.policy))
-    resumed, warnings = _resumed(files, described) if run.resume else _unused(files)
+    resumed, warnings = _resumed(files, described, own) if run.resume else _unused(files)
     if resumed is not None and resumed.step > run.steps:
         raise ValueError(f"steps: the snapshot {resumed.path} has {resumed.step} already, got {run.steps}")
 
@@ -109,10 +123,26 @@ def prepare(run: Run) -> Job:
     if run.json is not None:
         _check_json(run.json)
     step = train_step(model, adamw, run.seed)
-    lowered = jax.jit(step, donate_argnums=0).lower(state, tokens)
+    traced = jax.jit(step, donate_argnums=0).trace(state, tokens)
+    undone = jax.default_backend() == "cpu" and recomputes_outside_loops(traced.jaxpr)
     counted = jremat.flops(step, state, tokens)
     warnings += findings(model, state.params, run.text.micro_batch, run.text.seq, run.seed)
-    return Job(run, config, batches, plan, model, adamw, lowered, counted, files, described, resumed, tuple(warnings))
+    return Job(
+        run=run,
+        config=config,
+        batches=batches,
+        remat=plan,
+        model=model,
+        optimizer=adamw,
+        step=traced.lower(),
+        counted=counted,
+        files=files,
+        description=described,
+        resumed=resumed,
+        changed=tuple(changes(own.flags, run)) if own.flags else (),
+        notes=(UNDONE,) if undone else (),
+        warnings=tuple(warnings),
+    )
 
 
 def _maker(config: TransformerConfig, adamw: optax.GradientTransformation, seed: int) -> Any:
@@ -142,7 +172,7 @@ def _unused(files: Files) -> tuple[None, list[str]]:
     return None, []
 
 
-def _resumed(files: Files, described: Mapping[str, Any]) -> tuple[Snapshot | None, list[str]]:
+def _resumed(files: Files, described: Mapping[str, Any], own: Own) -> tuple[Snapshot | None, list[str]]:
     if not files.out.is_dir():
         raise ValueError(f"resume: no such run: {files.out}")
     files.check()
@@ -156,7 +186,10 @@ def _resumed(files: Files, described: Mapping[str, Any]) -> tuple[Snapshot | Non
         warnings.append(f"no whole snapshot in {files.out}: starting from the first step")
     differing = [] if saved is None else snapshots.differences(saved, described)
     if differing:
-        raise ValueError(f"resume: {files.out} is another run: {'; '.join(differing)}")
+        unread = f"; its own flags can't be read ({own.fault}), so pass them all" if own.fault else ""
+        raise ValueError(f"resume: {files.out} is another run: {'; '.join(differing)}{unread}")
+    if own.fault:
+        warnings.append(f"the run's own flags can't be read ({own.fault}); those of the command line are taken")
     return snapshot, warnings
 
 

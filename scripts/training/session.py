@@ -1,6 +1,5 @@
 """One run from its flags to its summary: check, compile, train, sum up."""
 
-import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,20 +18,27 @@ from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
 from scripts.training.files import make_folder, rewind, write_description, write_json
 from scripts.training.loop import Diverged, Outcome, StopSignal, train
+from scripts.training.own import Own, to_json
 from scripts.training.prepare import Job, prepare
 from scripts.training.progress import Reporter, aligned
 from scripts.training.remat import plans
 from scripts.training.snapshots import SnapshotError, Writer
 
 
-def session(run: Run, program: str) -> int:
-    """Run it; returns the exit code. Whatever a user can meet is told in one line on stderr."""
+def session(run: Run, program: str, own: Own) -> int:
+    """Run it; returns the exit code. Whatever a user can meet is one line on stderr.
+
+    Args:
+        run: the flags.
+        program: its name, for these lines.
+        own: the flags of the run that is resumed.
+    """
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: warn(program, message)
         try:
             if plans(run.policy):
                 say(program, f"planning {run.policy} …")
-            job = prepare(run)
+            job = prepare(run, own)
         except ValueError as error:
             return fail(program, error)
         except OSError as error:
@@ -72,7 +78,7 @@ def _run(job: Job, program: str) -> int:
 
     make_folder(job.files.out)
     earlier, damage = rewind(job.files.metrics, job.first)
-    described = {"description": job.description, "policy": run.policy, "flags": _flags(run)}
+    described = {"description": job.description, "policy": run.policy, "flags": to_json(run)}
     damage += write_description(job.files.description, described, job.resumed is not None)
     for line in damage:
         warn(program, line)
@@ -87,16 +93,30 @@ def _run(job: Job, program: str) -> int:
         writer.close()
     if outcome.signal is not None:
         reporter.say(f"stopped after step {outcome.step}, saved as {writer.last}")
-        reporter.say(f"to go on: the same command with --resume --out {job.files.out}")
+        reporter.say(f"to go on: --resume --out {job.files.out}")
         return 128 + outcome.signal
     loss = outcome.loss if outcome.loss is not None else _loss_of(job.first, earlier)
     summary = _summary(job, outcome, loss, flops, memory, peak) | {"compile_seconds": compile_seconds}
     write_json(job.files.summary, summary)
     if run.json is not None:
         write_json(run.json, summary)
-    for line in ["", *aligned(_closing(summary))]:
+    for line in ["", *aligned(_closing(summary)), *job.notes]:
         reporter.say(line)
     return 0
+
+
+def _resumed(job: Job) -> str:
+    changed = f"; changed: {', '.join(job.changed)}" if job.changed else ""
+    return f"after step {job.first} of {job.run.steps}{changed}"
+
+
+def _vocabulary(job: Job) -> str:
+    """Where a folder of tokens decided it."""
+    corpus = job.batches.corpus
+    if job.run.text.vocab_size or corpus.held_out is None:
+        return ""
+    unread = "; meta.pkl is not read, since a pickle can run any code" if corpus.pickled else ""
+    return f"{job.config.vocab_size:,}, the largest token is {corpus.max_token:,}{unread}"
 
 
 def _loss_of(step: int, rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -111,6 +131,8 @@ def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) ->
     rows = {
         "model": f"{name}: {c.num_params():,} parameters, {c.num_layers} layers, {c.attention} attention",
         "data": f"{corpus.name}: {corpus.num_tokens:,} tokens in {len(corpus.files):,} files{skipped}",
+        **({"vocabulary": known} if (known := _vocabulary(job)) else {}),
+        **({"resumed": _resumed(job)} if job.run.resume else {}),
         "batch": f"{text.accumulate} × {text.micro_batch} sequences of {text.seq} tokens",
         "policy": f"{job.remat.name}, run by a {job.remat.stack}",
         "step": f"compiled in {compile_seconds:.1f} s; peak {human(memory.peak)} by the compiler's count, not measured",
@@ -154,6 +176,7 @@ def _summary(
         "peak_flops_source": peak.source,
         "compiled_peak_bytes": memory.peak,
         "compiled_bytes": asdict(memory),
+        "notes": list(job.notes),
         "seed": run.seed,
         "out": str(job.files.out),
         "device": jax.devices()[0].device_kind,
@@ -185,7 +208,3 @@ def _recompute(summary: Mapping[str, Any], hfu: str) -> str:
         return "no matmul is done again"
     share = again / summary["model_flops_per_step"]
     return f"{again:.3e} FLOPs per step, {share:.1%} of the model FLOPs, counted on the program; HFU {hfu}"
-
-
-def _flags(run: Run) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(run), default=str))

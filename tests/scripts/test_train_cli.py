@@ -64,6 +64,9 @@ REFUSED = {
     "a text shorter than a sequence": ("--data short.txt", "has 17 tokens; sequences of 8 need 18"),
     "tokens beyond the vocabulary": ("--data large.bin", "has the token 256, beyond a vocabulary of 256"),
     "half a token": ("--data odd.bin", "an even number of bytes"),
+    "no context": ("--max-seq 0", "max_seq: expected at least 1, got 0"),
+    "a sequence beyond a shortened context": ("--max-seq 7", "seq: expected at most 7"),
+    "half a token of nanoGPT's": ("--data nano", "an even number of bytes, got 2001 in nano/val.bin"),
     "json is a folder": ("--json nothing", "json: expected a file, got a folder"),
     "json in no folder": ("--json nowhere/out.json", "json: no such folder"),
 }
@@ -77,6 +80,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "odd.bin").write_bytes(bytes(2001))
     np.full(1000, 256, "<u2").tofile(tmp_path / "large.bin")
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / "train.bin").write_bytes(bytes(2000))
+    (tmp_path / "nano" / "val.bin").write_bytes(bytes(2001))
     (tmp_path / "nothing").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").touch()
@@ -223,14 +229,61 @@ def test_the_policy_may_change_and_steps_be_added(reference: Path, tmp_path: Pat
     assert mine["compiled_peak_bytes"] < theirs["compiled_peak_bytes"]
 
 
+def test_resume_and_out_alone_go_on_with_the_runs_own_flags(reference: Path, tmp_path: Path, train) -> None:
+    out = tmp_path / "run"
+    interrupted(reference, out, 4)
+    code, text, err = train("--resume", "--out", out, "--steps", 8, "--log-every", 3)
+    assert (code, err) == (0, "")
+    assert "after step 4 of 8; changed: steps 8 (was 6), log_every 3 (was 1)" in " ".join(text.split())
+    assert curve(out)[:6] == curve(reference) and [step for step, *_ in curve(out)] == list(range(1, 9))
+    before, now = (json.loads((d / "run.json").read_text()) for d in (reference, out))
+    assert now["description"] == before["description"] and now["flags"]["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda flags: flags["model"].update(hidden="wide"), "flags.model.hidden: expected int | None, got 'wide'"),
+        (lambda flags: flags["text"].update(seq=True), "flags.text.seq: expected int, got True"),
+        (lambda flags: flags.update(steps=0), "steps: expected at least 1, got 0"),
+        (lambda flags: flags.update(stack=["scan"]), "flags.stack: expected"),
+        (lambda flags: flags.update(polcy="full"), "got 'polcy'"),
+        (lambda flags: flags.clear(), "is another run"),
+    ],
+)
+def test_own_flags_that_cannot_be_read_must_be_given(reference, tmp_path, train, damage, says: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference, out)
+    content = json.loads((out / "run.json").read_text())
+    damage(content["flags"])
+    (out / "run.json").write_text(json.dumps(content))
+    before = listing(out)
+    code, text, err = train("--resume", "--out", out)
+    assert (code, text) == (2, "") and err.count("\n") == 1 and says in err, err
+    assert listing(out) == before
+
+
+def test_a_nanogpt_folder_trains_as_it_is_in_a_longer_context(here: Path, small, train) -> None:
+    (here / "nano" / "meta.pkl").write_bytes(b"cos\nmkdir\n(S'unpickled'\ntR.")  # as a pickle it makes a folder
+    for name in ("train.bin", "val.bin"):
+        (np.arange(600, dtype="<u2") % 65).tofile(here / "nano" / name)
+    context = ("--max-seq", 300, "--seq", 290, "--steps", 1, "--layers", 1, "--micro-batch", 1)
+    code, text, err = train(*small, *context, "--data", "nano", "--out", "run")
+    assert code == 0 and not (here / "unpickled").exists(), err
+    assert "65, the largest token is 64; meta.pkl is not read" in text
+    model = json.loads((here / "run" / "run.json").read_text())["description"]["model"]
+    assert (model["vocab_size"], model["max_seq"]) == (65, 300)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         ("--hidden 32", "model.hidden: the snapshot has 16, this run 32"),
         ("--learning-rate 0.5", "optimizer.learning_rate: the snapshot has 0.001, this run 0.5"),
+        ("--max-seq 512", "model.max_seq: the snapshot has 256, this run 512"),
         ("--seed 1", "seed: the snapshot has 0, this run 1"),
         ("--micro-batch 4", "batch: the snapshot has 2, this run 4"),
-        ("--steps 8", "optimizer.decay_steps: the snapshot has 6, this run 8"),
+        ("--steps 8 --decay-steps 8", "optimizer.decay_steps: the snapshot has 6, this run 8"),
         ("--steps 4 --decay-steps 6", "steps: the snapshot"),
         (f"--data {__file__}", "data: the snapshot has"),
     ],

@@ -49,7 +49,7 @@ def test_a_bin_holds_little_endian_uint16(tmp_path: Path) -> None:
     path.write_bytes(bytes([1, 0, 2, 1, 255, 255]))
     corpus = open_corpus(path)
     np.testing.assert_array_equal(corpus.read(0, 3), [1, 258, 65535])
-    assert corpus.read(0, 3).dtype == np.int32 and corpus.max_token() == 65535
+    assert corpus.read(0, 3).dtype == np.int32 and corpus.max_token == 65535
 
 
 def test_the_standard_library_is_this_pythons_source() -> None:
@@ -135,3 +135,63 @@ def test_every_place_of_the_training_text_is_drawn(tmp_path: Path) -> None:
     batches = Batches(corpus_of(tmp_path, 40), seq=8, seed=0)
     starts = np.concatenate([batches.train(step, 50)[:, 0] for step in range(10)])
     assert set(starts) == set(range(batches.train_tokens - 8))
+
+
+def nanogpt(folder: Path, train: list[int], val: list[int], meta: bytes | None = None) -> Path:
+    """The folder that a ``prepare.py`` of nanoGPT writes."""
+    folder.mkdir(parents=True)
+    np.array(train, "<u2").tofile(folder / "train.bin")
+    np.array(val, "<u2").tofile(folder / "val.bin")
+    (folder / "input.txt").write_text("text that the tokens were made of " * 100)
+    if meta is not None:
+        (folder / "meta.pkl").write_bytes(meta)
+    return folder
+
+
+def test_nanogpts_folder_is_its_tokens_and_val_bin_is_held_out(tmp_path: Path) -> None:
+    corpus = open_corpus(nanogpt(tmp_path / "d", train=list(range(100)), val=list(range(100, 130))))
+    batches = Batches(corpus, 8, 0)
+    batches.check(256)
+    assert (batches.train_tokens, batches.held_out_tokens) == (100, 30)
+    assert max(int(batches.train(step, 8).max()) for step in range(50)) == 99
+    held_out = batches.held_out(5)
+    assert (held_out.min(), held_out.max()) == (100, 129)
+
+
+@pytest.mark.parametrize(
+    ("largest", "meta", "size"),
+    [
+        (60, b"cos\nsystem\n(S'exit 1'\ntR.", 61),  # as unpickled it would run a command
+        (60, None, 256),  # the model's own
+        (50256, None, 50304),  # GPT-2's 50257, padded
+        (50256, b"", 50257),
+        (65535, None, 65536),
+    ],
+)
+def test_a_nanogpt_folder_decides_the_vocabulary(largest: int, meta: bytes | None, size: int, tmp_path: Path) -> None:
+    corpus = open_corpus(nanogpt(tmp_path / "d", [0, largest] * 10, [1] * 20, meta))
+    assert corpus.vocabulary(256) == size
+    Batches(corpus, 8, 0).check(size)
+
+
+def test_a_broken_nanogpt_folder_is_one_line(tmp_path: Path) -> None:
+    good = {"train.bin": bytes(200), "val.bin": bytes(200)}
+    broken = {
+        "odd": (good | {"val.bin": bytes(201)}, "even number of bytes, got 201 in .*val.bin"),
+        "empty": (good | {"train.bin": b""}, "train.bin is empty"),
+        "short": (good | {"val.bin": bytes(16)}, "val.bin has 8 tokens; sequences of 8 need 9"),
+        "no train.bin": ({"val.bin": bytes(200)}, "has val.bin and no train.bin"),
+        "no val.bin": ({"train.bin": bytes(200)}, "has train.bin and no val.bin"),
+        "unknown token": (good | {"val.bin": b"\xff" * 200}, "has the token 65535, beyond a vocabulary of 256"),
+    }
+    for name, (files, message) in broken.items():
+        (folder := tmp_path / name).mkdir()
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            Batches(open_corpus(folder), 8, 0).check(256)
+    (folder := tmp_path / "folders").mkdir()
+    for file in good:
+        (folder / file).mkdir()
+    with pytest.raises(ValueError, match=r"no (train|val)\.bin"):
+        open_corpus(folder)
