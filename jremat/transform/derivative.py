@@ -96,8 +96,8 @@ class _Passes:
             return forward_all(self.loops, Weights(stacked, shared), 0, carry)
 
         def tangents_of(primals: Any, tangents: Any) -> Any:
-            out, out_tangents = self._scanned_jvp(self.scan, primals, tangents)
-            _, saved = forward(*primals)
+            out_tangents = self._scanned_jvp(self.scan, primals, tangents)[1]
+            out, saved = forward(*primals)
             leaves, tree = jax.tree.flatten(saved)
             along: list[Any] = [_zero(x) for x in leaves]
             # Of what is saved the backward pass reads the first carry's tangent alone.
@@ -128,7 +128,10 @@ class _Passes:
             carry = self._first(saved, unheld)
             carry_t = self._first_tangents(saved_t, unheld_t, carry)
             along = stacked_t, shared_t, carry_t, cts_t
-            return self._scanned_jvp(self._scanned_vjp, (stacked, shared, carry, cts), along)
+            out_tangents = self._scanned_jvp(self._scanned_vjp, (stacked, shared, carry, cts), along)[1]
+            # Not the scan's own primal results: under vmap in a jit JAX takes a rule's results to be batched along the
+            # axes of the function's, and a scan stacks gradients along another.
+            return backward(*primals), out_tangents
 
         backward.defjvp(tangents_of, symbolic_zeros=True)
         return backward(*at)

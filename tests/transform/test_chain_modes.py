@@ -53,6 +53,14 @@ class TestForwardMode:
         rows = lambda run, key: jax.jacfwd(lambda *args: output(run, key)(*args).sum(0), argnums=2)
         assert largest_error(*both(rows, spec, parameters)) <= 1e-6
 
+    def test_hessian_by_the_parameters(self, parameters):
+        """A batch of cotangents through the compiled stack, differentiated again."""
+        by_scale = lambda run, key: jax.hessian(
+            lambda scale, *at: total(run, key)(jax.tree.map(lambda w: w * scale, at[0]), *at[1:])
+        )
+        made = lambda run, key: lambda *at: by_scale(run, key)(1.0, *at)
+        assert largest_error(*both(made, "full", parameters)) <= 1e-5
+
     def test_in_a_shard_map(self, parameters):
         """Types are checked there: a tangent varies over devices as its value does."""
         mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
