@@ -41,7 +41,7 @@ def train(loss: Callable[..., Any], params: Any, optimizer: Any, *batch: Any) ->
 
 
 def linen(model: nn.Module, optimizer: Any, loss: Callable[..., Any], *batch: Any) -> Built:
-    """A step of a Linen module without mutable collections: ``loss(outputs, *batch)``; it reads ``batch[0]``."""
+    """A step of a Linen module without mutable collections: it reads ``batch[0]``, ``loss(outputs, *batch)``."""
     params = jax.eval_shape(lambda x: model.init(jax.random.key(0), x), batch[0])["params"]
     return train(lambda p, *b: loss(model.apply({"params": p}, b[0]), *b), params, optimizer, *batch)
 
@@ -80,7 +80,7 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     """Four stages."""
 
-    stages: tuple[int, ...] = (2, 2, 2, 2)
+    stages: tuple[int, ...] = (1, 1, 1, 1)
     dtype: Any = jnp.float32
     block: Any = ResidualBlock
 
@@ -145,7 +145,7 @@ def unet() -> Built:
 class WaveNet(nn.Module):
     """Gated dilated convolutions over time, skips summed."""
 
-    layers: int = 10
+    layers: int = 8
     width: int = 64
 
     @nn.compact
@@ -317,7 +317,7 @@ class GptBlock(nn.Module):
 class Gpt(nn.Module):
     """A Python loop over blocks, or ``nn.scan``; the output is the embedding's transpose."""
 
-    layers: int = 6
+    layers: int = 4
     width: int = 512
     heads: int = 8
     vocabulary: int = 16384
@@ -365,7 +365,7 @@ def accumulated() -> Built:
 
 def adapters() -> Built:
     """A frozen model in bfloat16, low-rank corrections of its weights trained."""
-    layers, width, rank = 8, 1024, 16
+    layers, width, rank = 4, 1024, 16
     base = [{"up": shape(width, 4 * width, dtype=BF16), "down": shape(4 * width, width, dtype=BF16)}] * layers
     low = {
         "up": (shape(width, rank), shape(rank, 4 * width)),
@@ -401,7 +401,7 @@ class VitBlock(nn.Module):
 class Vit(nn.Module):
     """Patches of 16, blocks in a Python loop, pooled."""
 
-    layers: int = 6
+    layers: int = 4
     width: int = 384
     heads: int = 6
     dtype: Any = jnp.float32
@@ -431,7 +431,7 @@ class MixerBlock(nn.Module):
 class Mixer(nn.Module):
     """An MLP-Mixer."""
 
-    layers: int = 6
+    layers: int = 4
 
     @nn.compact
     def __call__(self, images):
@@ -472,7 +472,7 @@ class T5Block(nn.Module):
 class T5(nn.Module):
     """Encoder and decoder of a few layers."""
 
-    layers: int = 3
+    layers: int = 2
     width: int = 512
     heads: int = 8
     vocabulary: int = 8192
@@ -525,7 +525,7 @@ class NnxEncoder(nnx.Module):
 
 def nnx_encoder() -> Built:
     """Masked tokens, by the functional form of NNX."""
-    model = nnx.eval_shape(lambda: NnxEncoder(4, 512, 8, 8192, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: NnxEncoder(2, 512, 8, 8192, nnx.Rngs(0)))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss(params, ids, labels):
