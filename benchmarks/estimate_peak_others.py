@@ -88,7 +88,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def main() -> None:
+def main() -> int:
     """Measure what is asked for, then print the table."""
     import jax
 
@@ -115,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(lambda: main() or 0, "estimate_peak_others")
+    run(main, "estimate_peak_others")
