@@ -372,6 +372,10 @@ class _Reader:
             self.read(j, prefix=f"{op_id}/{f'{k}.' if len(jaxprs) > 1 else ''}", repeats=repeats * times)
             for k, (j, times) in enumerate(jaxprs)
         )
+        if name == "custom_jvp_call":  # its result is what the last operation inside makes: relu's is pointwise
+            maker = next((op for op in inner[0].ops if inner[0].outputs[0] in op.outputs), None)
+            families = maker.families if maker else ()
+            family = families[0] if families else "other"
         matmul, other = matmul_flops(name, eqn.params, avals, made), other_flops(name, avals, made)
         if inner:
             # Of several branches one runs: charge the dearest. A while's condition and body both run.

@@ -214,7 +214,7 @@ def _hidden(graph: Graph, families: Collection[str]) -> Iterator[str]:
     for op in graph.ops:
         if op.primitive in ("shard_map", "custom_jvp_call"):
             for inner_op, _ in (pair for inner in op.inner for pair in inner.walk()):
-                for family in set(inner_op.families) & set(families):
+                for family in (set(inner_op.families) & set(families)) - set(op.families):
                     yield f"{op.primitive} at {op.source or 'a line unknown'} hides ({family})"
         elif not op.opaque:
             for inner in op.inner:
