@@ -112,6 +112,7 @@ def main() -> int:
         write_whole(path, json.dumps(dict(sorted(found.items())), indent=1) + "\n")
         print(f"measured {name}", file=sys.stderr, flush=True)
     print("\n".join(lines([row_of(name, found[name]) for name in here if name in found])))
+    return 0
 
 
 if __name__ == "__main__":
