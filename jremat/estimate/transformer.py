@@ -122,8 +122,11 @@ def runs(
 ) -> tuple[Run, ...]:
     """The traced steps of a decoder's stages that may have the highest peak: the first and the last of the pipeline.
 
-    ``Run.peak_bytes`` is the peak under any other layout of the same stages, a substitution. Arguments and errors are
-    those of ``estimate``.
+    ``Run.peak_bytes`` is the peak under any other layout of the same stages, a substitution. Arguments are those of
+    ``estimate``.
+
+    Raises:
+        ValueError: as ``estimate``.
     """
     p = parallel or Parallel()
     if policy is None:
