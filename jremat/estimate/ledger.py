@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from jremat.policy.shown import cut
+
 Optimizer = Literal["adamw", "momentum", "sgd"]
 Part = Literal["state", "kept", "layer", "head", "other"]
 Phase = Literal["forward", "head", "recompute", "backward", "update"]
@@ -86,6 +88,6 @@ class Ledger:
     def __str__(self) -> str:
         rows = [f"{line.device_bytes:>17,}  {line.part:<5}  {line.name:<32}  {line.formula}" for line in self.lines]
         peak = f"{self.peak_bytes:>17,}  bytes at the peak, in the {self.peak_phase}; predicted, not compiled"
-        return "\n".join([*rows, peak])
+        return "\n".join([*map(cut, rows), peak])
 
     __repr__ = __str__

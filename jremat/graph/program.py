@@ -11,7 +11,7 @@ from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
 from jremat.graph.layouts import is_matrix, layout_of, transposed_within, turned_back, untransposed
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
-from jremat.graph.trace import device_bytes, inner_jaxprs, loop_parts, on_host, opened, scopes
+from jremat.graph.trace import MARK, device_bytes, inner_jaxprs, loop_parts, on_host, opened, scopes
 from jremat.policy.ops import tagged_name
 
 
@@ -100,7 +100,8 @@ class _Reader:
             inputs = self._as_read(eqn, [self._value(v, env) for v in eqn.invars])
             tag = tagged_name(eqn.primitive, eqn.params)
             if tag is not None:
-                inputs[0].tag = inputs[0].tag or tag
+                if inputs[0].tag is None or inputs[0].tag.startswith(MARK):  # a name of the user's over one of ours
+                    inputs[0].tag = tag
                 env[eqn.outvars[0]] = inputs[0]
             elif name == "convert_element_type" and _widened_back(eqn, inputs[0]):
                 assert inputs[0].maker is not None, "what was narrowed before was made"

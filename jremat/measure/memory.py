@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import os
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from jremat.measure.buffers import Buffer, Tags, largest_at_peak, tags_of
 from jremat.measure.compile import compiled, is_array, lower
 from jremat.measure.schedule import Schedule
 from jremat.measure.targets import BackendTooEarly, Target, TargetError, pip_line, target
-from jremat.policy.shown import aligned, human
+from jremat.policy.shown import WIDTH, aligned, human
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Memory:
         each = f", each of {self.num_devices} devices" if self.num_devices > 1 else ""
         rows = [("peak", human(self.peak_bytes), compiled + each)]
         table = aligned([*rows, *((name, human(n)) for name, n in figures.items() if n)], right=[1])
-        return "\n".join([table, *self.notes])
+        return "\n".join([table, *(textwrap.fill(note, WIDTH) for note in self.notes)])
 
     __repr__ = __str__
 
