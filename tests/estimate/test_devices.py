@@ -115,5 +115,7 @@ def test_a_step_compiled_for_eight_devices():
     compiled, ledger = benchmark.measure(case), benchmark.ledger_of(case)
     lines = benchmark.lines_of(ledger)
     assert ledger.peak_bytes == pytest.approx(compiled["peak_bytes"], rel=0.10)
-    for name, share in (("weights, optimizer", 0.01), ("gradients of layers", 0.01), ("kept", 0.05)):
+    for name, share in (("weights, optimizer", 0.01), ("kept", 0.05)):
         assert lines[name] == pytest.approx(compiled["lines"][name], rel=share), name
+    embedding = 4 * case.config.vocab_size * case.config.hidden // 8  # the ledger has its gradient in the same line
+    assert lines["gradients of layers"] == pytest.approx(compiled["lines"]["gradients of layers"] + embedding, rel=0.03)
