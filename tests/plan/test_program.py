@@ -178,7 +178,7 @@ class TestInAStack:
         _, _, stacked, carry = layers
         other = block_apply(replace(zoo("gpt-dot").config, num_layers=L, norm="rmsnorm"))
         run = jremat.stack(other, self.policies(read)[0], num_layers=L)
-        with pytest.raises(ValueError, match="graph"):
+        with pytest.raises(ValueError, match="planned for another program"):
             jax.eval_shape(jax.grad(lambda p: run(p, carry).x.sum()), stacked)
 
 
@@ -191,10 +191,10 @@ def routed(weights, x):
 
 class TestForcedKeeps:
     ARGS = ((jnp.ones((8, 4)), jnp.ones((8, 8)), jnp.ones((8, 8))), jnp.ones((16, 8)))
-    # Of 16 tokens: the matmuls to the affinity and to hidden. In f32 the affinity, the sum of the gates (half of what
-    # the gates themselves take, which aren't made twice either), and hidden.
+    # Of 16 tokens: the matmuls to the affinity and to hidden. In f32 and int32 the two chosen experts, which spare the
+    # affinity, the sum of the gates, and hidden.
     ROUTER_FLOPS, HIDDEN_FLOPS = 2 * 16 * 8 * 4, 2 * 16 * 8 * 8
-    ROUTER_BYTES, HIDDEN_BYTES = 16 * 4 * 4 + 16 * 4, 16 * 8 * 4
+    ROUTER_BYTES, HIDDEN_BYTES = 16 * 2 * 4 + 16 * 4, 16 * 8 * 4
 
     def recompute(self, policy):
         return jremat.flops(gradient(routed, policy), *self.ARGS).recompute
@@ -210,7 +210,7 @@ class TestForcedKeeps:
         assert outcomes[1].recompute_flops == self.recompute(FULL) - spared
         for outcome in outcomes[1:]:
             policy = block.policy(outcome)
-            assert "affinity" in {block.problem.nodes[place].name for place in outcome.held}
+            assert str(jax.make_jaxpr(gradient(routed, policy))(*self.ARGS)).count("= top_k[") == 1
             assert self.recompute(policy) == outcome.recompute_flops
             assert jax_kept_bytes(jremat.checkpoint(routed, policy), *self.ARGS) == outcome.kept_bytes
 
@@ -246,8 +246,8 @@ def test_a_cast_of_a_layers_own_weights_is_never_kept():
         problem = read_block(f, w, x, cost=matmul_flops, fetched=fetched).problem
         return problem.outcome(problem.marks).kept_bytes
 
-    casts, tanhs = 2 * 8 * 8 * 2, 2 * 4 * 8 * 2  # two casts; tanh's result and its derivative; 2 bytes a value
-    assert (kept_bytes(0), kept_bytes(1)) == (casts + tanhs, tanhs)
+    casts, tanh = 2 * 8 * 8 * 2, 4 * 8 * 2  # two casts; tanh's result, which its derivative reads; 2 bytes a value
+    assert (kept_bytes(0), kept_bytes(1)) == (casts + tanh, tanh)
 
 
 COUNTED = {
@@ -270,4 +270,4 @@ def test_policies_are_priced_as_jax_runs_them_whether_they_can_be_planned_or_not
     counted = jremat.flops(gradient_step(jremat.stack(block, policy, num_layers=2)), stacked, x).recompute
     assert 2 * found.recompute_flops == counted
     assert found.recompute_seconds >= found.recompute_flops
-    assert (found.recompute_flops == 0) == (spec != "full" and "pointwise" not in spec and spec != "but:up")
+    assert (found.recompute_flops == 0) == (spec not in ("full", "but:up"))
