@@ -23,8 +23,8 @@ class Finding:
         cost_bytes: of memory, in one call: kept for nothing, or moved for nothing.
         cost_flops: done again for nothing, in one call: of matmuls, or of everything where no matmul is in it.
 
-    >>> print(Finding("double-remat", "two remats around one block", "model.py:7 (block)", "take one away", 0, 4096))
-    model.py:7 (block): two remats around one block [double-remat]; costs 4,096 FLOPs; cure: take one away
+    >>> print(Finding("double-remat", "two remats around one block", "a.py:7 (block)", "drop one", 0, 4096))
+    a.py:7 (block): two remats around one block [double-remat]; costs 4,096 FLOPs; cure: drop one
     """
 
     rule: str

@@ -83,7 +83,7 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Layo
     >>> columns = Column("value"), Column("bytes", right=True), Column("why", loose=True)
     >>> rows = [Row(("up", "2.0 MiB", "the policy keeps what is named up"))]
     >>> [line for width in (80, 30) for line in laid_out(columns, rows, width).lines(rows[0], columns, width)]
-    ['up       2.0 MiB  the policy keeps what is named up', 'up     2.0 MiB', '    the policy keeps what is', \
+    ['up     2.0 MiB  the policy keeps what is named up', 'up     2.0 MiB', '    the policy keeps what is', \
 '    named up']
     """
     texts = list(_by_column(columns, rows))

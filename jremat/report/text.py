@@ -23,8 +23,8 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
 
     Lines break between words; a word that is longer than a line is broken, and nothing is left out.
 
-    >>> wrapped("kept         10 MiB in 8 values", 22, indent=13)
-    ['kept         10 MiB in', '             8 values']
+    >>> wrapped("kept         10 MiB in 8 values", 26, indent=13)
+    ['kept         10 MiB in 8', '             values']
     >>> wrapped("abcdef", 4)
     ['abcd', 'ef']
     """

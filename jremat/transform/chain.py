@@ -61,6 +61,7 @@ def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -
             differentiated or not, a leaf of ``parameters`` has another length, the block's result isn't like its carry,
             or a policy's selector matches nothing in the block.
 
+    >>> import jax.numpy as jnp
     >>> from jremat.policy import FULL, NONE
     >>> plan = LayerPlan((Segment((FULL,), repeats=2), Segment((NONE,))), label="block:2")
     >>> run = stack(lambda w, x: jnp.tanh(x * w), plan, num_layers=3)
