@@ -27,9 +27,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jremat
 import policies
-from jremat.command.line import run
 from jremat.measure import memory, mesh
 from jremat.measure.memory import program
+from jremat.terminal.command_line import run
 from jremat.transform.chain import stack
 from jremat.transform.groups import gradient_step, group_sizes
 from jremat.transform.revolve import binomial_steps

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jremat
-from jremat.command.line import run
+from jremat.terminal.command_line import run
 from models import config as sizes
 from models.transformer import Transformer, init_params, mean_loss
 

@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
-from jremat.command.line import run
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.transformer import estimate, runs
+from jremat.terminal.command_line import run
 from models.config import get
 
 BATCH, SEQ = 4096, 4096

@@ -27,12 +27,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
-from jremat.command.line import run
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.elsewhere import FORMULAS
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
 from jremat.policy.files import write_whole
+from jremat.terminal.command_line import run
 from models.config import get
 
 CALIBRATED = "0.10.2"

@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
 from benchmarks.estimate_peak import Step
-from jremat.command.line import run
 from jremat.estimate.ledger import Ledger
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
 from jremat.policy.files import write_whole
+from jremat.terminal.command_line import run
 
 FILE = Path(__file__).with_name("estimate_peak_devices.json")
 LINES = ("weights, optimizer", "gradients of layers", "kept", "else")

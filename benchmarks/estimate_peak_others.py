@@ -26,8 +26,8 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 from benchmarks.estimate_peak import summary
 from benchmarks.estimate_peak_others_cases import NEEDS, STEPS
-from jremat.command.line import run
 from jremat.policy.files import write_whole
+from jremat.terminal.command_line import run
 
 HELD_OUT = frozenset(sorted(STEPS)[::3])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import run
+from jremat.terminal.command_line import run
 from scripts.startup import start_jax
 
 start_jax()

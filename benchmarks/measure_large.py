@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import run
 from jremat.policy.files import write_whole
+from jremat.terminal.command_line import run
 from scripts.benchmark.config import Case
 from scripts.benchmark.pool import commit
 

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jremat.command.line import run
-from jremat.command.start import start_jax
+from jremat.terminal.command_line import run
+from jremat.terminal.start_jax import start_jax
 
 POLICIES = ("none", "dots_saveable", "save_only_matmuls", "torchtitan_selective_op", "selective", "full")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from jremat.command.line import run
+from jremat.terminal.command_line import run
 from scripts.startup import start_jax
 
 start_jax()

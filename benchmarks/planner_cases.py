@@ -19,7 +19,7 @@ import optax
 import policies
 from jremat.graph.peak import traced_peak
 from jremat.measure import memory, target
-from jremat.measure.memory import versions
+from jremat.measure.memory_analysis import versions
 from jremat.plan.planner import cost_of
 from jremat.plan.program import read_block
 from jremat.plan.search import Found, search

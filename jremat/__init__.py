@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from jremat.graph.peak import traced_peak
     from jremat.measure import Memory, fits, memory
     from jremat.plan.planner import plan
-    from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, Request, tag
+    from jremat.plan.request import Request
+    from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, tag
     from jremat.report.explain import Explanation, explain
     from jremat.transform.chain import stack
     from jremat.transform.checkpoint import checkpoint, residuals
@@ -24,7 +25,8 @@ _HOMES = {
     "jremat.graph": ("flops", "trace"),
     "jremat.graph.peak": ("traced_peak",),
     "jremat.measure": ("Memory", "fits", "memory"),
-    "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "Request", "tag"),
+    "jremat.plan.request": ("Request",),
+    "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "tag"),
     "jremat.report.explain": ("Explanation", "explain"),
     "jremat.transform.chain": ("stack",),
     "jremat.transform.checkpoint": ("checkpoint", "residuals"),

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from jremat.command.line import exit_code, fail
+from jremat.terminal.command_line import exit_code, fail
 
 
 def _explain(argv: Sequence[str]) -> int:

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Iterator, Sequence
 
-from jremat.command.line import fail, run
-from jremat.command.start import start_jax
 from jremat.policy import LayerPlan, Policy
-from jremat.report.tables import Table, columns, console, show
+from jremat.terminal.command_line import fail, run
+from jremat.terminal.start_jax import start_jax
+from jremat.terminal.tables import Table, columns, console, show
 from policies.costs import Attention, Family, cost
 from policies.entry import Entry, Spec
 from policies.registry import get, table

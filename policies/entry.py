@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from jremat.policy import LayerPlan, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import LayerPlan, Policy
 from jremat.policy.shown import aligned
 
 Spec = Policy | LayerPlan | Request

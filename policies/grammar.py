@@ -18,7 +18,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, Request, plan_file
+from jremat.plan.request import Request
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, plan_file
 from jremat.policy.names import identifier
 from jremat.policy.ops import SELECTABLE, Family
 from policies import stacks

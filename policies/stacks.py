@@ -1,6 +1,7 @@
 """Plans over a stack of layers, and the wishes that become one: one builder each, and their rows in the zoo."""
 
-from jremat.policy import FULL, NONE, LayerPlan, Policy, Request, Segment
+from jremat.plan.request import Request
+from jremat.policy import FULL, NONE, LayerPlan, Policy, Segment
 from policies.entry import Entry
 
 MAX_LAYERS = 100_000

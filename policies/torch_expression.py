@@ -8,7 +8,8 @@ no name there; SAC speaks of it by the op that makes it and how often that op wa
 from dataclasses import dataclass
 from typing import Literal
 
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy
 from policies.entry import Spec
 from policies.megatron import MODULES
 

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jremat.command.line import fail, parse, run, say, unwritten
-from jremat.report import tables
-from jremat.report.text import printable
+from jremat.terminal import tables
+from jremat.terminal.command_line import fail, parse, run, say, unwritten
+from jremat.terminal.text import printable
 from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
 from scripts.benchmark.pool import Rows, commit

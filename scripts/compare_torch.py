@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jremat.command.line import fail, parse, run, unwritten
 from jremat.policy.files import write_whole
-from jremat.report.tables import console, show
-from jremat.report.text import printable
+from jremat.terminal.command_line import fail, parse, run, unwritten
+from jremat.terminal.tables import console, show
+from jremat.terminal.text import printable
 from scripts.compare.config import Compare
 from scripts.compare.table import table
 

@@ -18,14 +18,14 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import fail, parse, run, unwritten, warn
 from jremat.estimate import textbook
 from jremat.estimate.fit import ERROR, MARGIN, Way, fit, ways_to_fit
 from jremat.policy.files import write_whole
-from jremat.report import tables
 from jremat.report.ledger import of_ledger
-from jremat.report.tables import human
-from jremat.report.text import printable
+from jremat.terminal import tables
+from jremat.terminal.command_line import fail, parse, run, unwritten, warn
+from jremat.terminal.tables import human
+from jremat.terminal.text import printable
 from scripts.estimating.config import Asked, Estimate, understood, zoo
 from scripts.estimating.tables import Counted, fit_word, of_beside, of_policies, of_ways
 from scripts.flags import read_bytes

@@ -15,8 +15,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import fail, parse, run, unwritten
 from jremat.command.output import present
+from jremat.terminal.command_line import fail, parse, run, unwritten
 from scripts.explaining.config import Explain
 
 PROGRAM = "explain"
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return fail(PROGRAM, error)
 
-    from jremat.command.start import start_jax  # what follows imports JAX
+    from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     from scripts.explaining.subject import subject

@@ -19,8 +19,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import fail, parse, run, say, unwritten, warn
 from jremat.policy.files import write_whole
+from jremat.terminal.command_line import fail, parse, run, say, unwritten, warn
 from scripts.planning.config import Planning
 from scripts.startup import start_jax
 
@@ -46,8 +46,8 @@ def _run(flags: Planning) -> int:
     from jremat.measure import CompileError, TargetError, target
     from jremat.measure.targets import require_plugin
     from jremat.plan.result import DoesNotFit
-    from jremat.report.tables import console, show
-    from jremat.report.text import printable
+    from jremat.terminal.tables import console, show
+    from jremat.terminal.text import printable
     from scripts.benchmark.build import config_of
     from scripts.planning.command import how_to_run
     from scripts.planning.question import ask, batches, largest, seqs
@@ -99,7 +99,7 @@ def _run(flags: Planning) -> int:
 
 def _summary(flags: Planning, answer: Any) -> str:
     """The plan in three lines."""
-    from jremat.report.tables import human
+    from jremat.terminal.tables import human
 
     plan, case = answer.plan, answer.case
     shown = f"{human(plan.peak_bytes)} {plan.target}" if plan.peak_bytes is not None else "not compiled"

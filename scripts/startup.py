@@ -1,5 +1,5 @@
 """Scripts start JAX as the installed command does."""
 
-from jremat.command.start import start_jax
+from jremat.terminal.start_jax import start_jax
 
 __all__ = ["start_jax"]

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.command.line import fail, parse, run, uninterrupted
+from jremat.terminal.command_line import fail, parse, run, uninterrupted
 from scripts.training.config import Run
 from scripts.training.files import Files
 from scripts.training.own import Own, read

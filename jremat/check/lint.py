@@ -12,7 +12,8 @@ from jremat.check.rules import kept, kernels, names, peaks, placement, policies,
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
 from jremat.graph.arguments import map_arrays, take_apart
-from jremat.policy import NONE, LayerPlan, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import NONE, LayerPlan, Policy
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.checkpoint import checkpoint

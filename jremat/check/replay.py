@@ -20,7 +20,8 @@ from jremat.check.taps import Tap, marked, tapped
 from jremat.graph.arguments import arrays_alone, take_apart
 from jremat.graph.effects import refuse_refs
 from jremat.graph.trace import capture
-from jremat.policy import NONE, LayerPlan, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import NONE, LayerPlan, Policy
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.flat import check_lengths, one_layer

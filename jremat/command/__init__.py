@@ -1,1 +1,1 @@
-"""The command line: ``jremat explain``, and the manners that every script shares."""
+"""The installed commands: ``jremat explain`` and ``jremat estimate``."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from jremat.command.line import fail, parse, unwritten, warn
 from jremat.command.output import Files
 from jremat.policy.files import write_whole
+from jremat.terminal.command_line import fail, parse, unwritten, warn
 
 if TYPE_CHECKING:
     from jremat.estimate.ledger import Ledger
@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return fail(PROGRAM, error)
 
-    from jremat.command.start import start_jax  # what follows imports JAX
+    from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     from jremat.command.target import what
     from jremat.report.ledger import of_ledger
-    from jremat.report.tables import console, human
+    from jremat.terminal.tables import console, human
 
     try:
         ledger, remarks = _ledger(flags, sizes)

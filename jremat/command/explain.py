@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from jremat.command.line import fail, parse, unwritten
 from jremat.command.output import Output, Subject, present
+from jremat.terminal.command_line import fail, parse, unwritten
 
 PROGRAM = "jremat explain"
 Optional = Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hint="(optional)")]
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return fail(PROGRAM, error)
 
-    from jremat.command.start import start_jax  # what follows imports JAX
+    from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     from jremat.command.target import called, function_at, what
@@ -90,7 +90,8 @@ def under(
     import jremat
     import policies
     from jremat.command.step import gradient_step
-    from jremat.policy import LayerPlan, Request
+    from jremat.plan.request import Request
+    from jremat.policy import LayerPlan
 
     policy = policies.get(spec) if spec else None
     if isinstance(policy, Request):

@@ -83,8 +83,8 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
     """Explain one subject, or two side by side, on stdout and in the files asked for."""
     from jremat.report import explained
     from jremat.report.page import page
-    from jremat.report.tables import console, human, show
     from jremat.report.timeline import said
+    from jremat.terminal.tables import console, human, show
 
     told, other = tell(subject), None if against is None else tell(against)
     found = told.found

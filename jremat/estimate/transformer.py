@@ -17,7 +17,7 @@ from jremat.estimate.parallel import Parallel
 from jremat.estimate.step import OPTIMIZERS
 from jremat.estimate.traced import Run, Traced, trace_step
 from jremat.policy.counts import whole_number
-from jremat.policy.layers import LayerPlan, Request
+from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.policy import Policy
 
 CALIBRATED_ON = "0.10.2"
@@ -220,7 +220,7 @@ def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumul
 
 
 def _check_options(policy: object, optimizer: str, accumulate: int) -> None:
-    if isinstance(policy, Request):
+    if isinstance(policy, NeedsShapes):
         raise ValueError(
             f"policy: {policy.spec!r} needs shapes before it is a policy; resolve it first: "
             "policies.get(spec).resolve(block, *args, num_layers=L)"

@@ -2,7 +2,8 @@
 
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import CompileError
-from jremat.measure.memory import Fit, Memory, fits, memory, program
+from jremat.measure.memory import Fit, fits, memory, program
+from jremat.measure.memory_analysis import Memory
 from jremat.measure.step import (
     DeviceMemory,
     Peak,

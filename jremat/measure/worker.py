@@ -16,17 +16,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import export
 
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import CompileError, as_jitted, explained, is_array, lower
+from jremat.measure.memory_analysis import Memory, measured
 from jremat.measure.targets import Target, TargetError, require_plugin
-
-if TYPE_CHECKING:
-    from jremat.measure.memory import Memory
 
 PATIENCE_SECONDS = 1800.0
 """How long a compile may take where the caller set no limit: an 8B model's takes a minute or two."""
@@ -58,7 +56,7 @@ class Job:
 
 def run(
     fn: Callable[..., Any], args: tuple[Any, ...], kind: Target, timeout_seconds: float, request: Mapping[str, Any]
-) -> "Memory":
+) -> Memory:
     """``memory`` of ``fn(*args)`` from another process.
 
     Raises:
@@ -178,8 +176,6 @@ def _last_word(said: str) -> str:
 
 def main(folder: str) -> None:
     """Read the job in ``folder``, compile it, leave the answer there."""
-    from jremat.measure.memory import measured
-
     job: Job = pickle.loads((Path(folder) / "job").read_bytes())
     answer: Any
     try:

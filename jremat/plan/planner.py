@@ -17,7 +17,7 @@ from jremat.graph.peak import traced_peak
 from jremat.graph.trace import graph_of
 from jremat.measure import Target, devices, memory
 from jremat.measure import target as find_target
-from jremat.measure.memory import versions
+from jremat.measure.memory_analysis import versions
 from jremat.plan.arguments import (
     Objective,
     check_flag,

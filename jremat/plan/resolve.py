@@ -1,4 +1,4 @@
-"""A request, which needs shapes, made a policy or a plan."""
+"""From a request, which needs shapes, to a policy or a plan: each kind is a question to the planner."""
 
 import inspect
 import math
@@ -12,13 +12,13 @@ from jremat.plan.block import Budget, best, least_bytes
 from jremat.plan.planner import StepOf, cost_of, equipped, plan
 from jremat.plan.program import read_block
 from jremat.plan.roofline import matmul_flops
-from jremat.policy import LayerPlan, Policy, Request
+from jremat.policy import LayerPlan, NeedsShapes, Policy
 from jremat.policy.counts import whole_number
 from jremat.transform.groups import best_group, every_k
 
 
 def resolve(
-    request: Request,
+    request: NeedsShapes,
     block: Callable[..., Any],
     *args: Any,
     num_layers: int,
@@ -26,32 +26,7 @@ def resolve(
     step: StepOf | None = None,
     **options: Any,
 ) -> Policy | LayerPlan:
-    """The policy or plan that ``request`` asks for, at the shapes of ``args``.
-
-    Args:
-        request: from ``policies.get``.
-        block: ``block(layer_parameters, carry, *shared)`` to the next carry.
-        args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
-        num_layers: of the stack.
-        target: what the step is for, see ``jremat.measure.target``.
-        step: the whole training step under a plan, see ``jremat.plan``; None: the gradient of the layers alone.
-        options: of ``jremat.plan``, for ``auto``.
-
-    Returns:
-        ``sqrt``: groups of the size with the least traced peak. ``budget:B``: the choice of least time that keeps the
-        share B of what lies between full remat and none. ``overhead:S``: the choice that keeps least among those that
-        recompute at most the share S of the forward pass's matmul FLOPs. ``auto``: ``jremat.plan``'s.
-
-    Raises:
-        ValueError: ``auto`` on a target whose memory is unknown; a memory that nothing fits.
-
-    >>> import jax.numpy as jnp
-    >>> w, x = jnp.ones((2, 16, 16)), jnp.ones((64, 16))
-    >>> half = Request("budget", 0.5, label="budget:0.5")
-    >>> policy = half.resolve(lambda w, x: jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]), w, x, num_layers=4, target="cpu")
-    >>> len(policy.values)
-    1
-    """
+    """``request.resolve(block, *args, …)``, see ``jremat.Request.resolve``."""
     kind = equipped(find_target(target))
     num_layers = whole_number("num_layers", num_layers, 1)
     takes = {"auto": tuple(inspect.signature(plan).parameters), "sqrt": ()}.get(request.kind, ("keep", "names_only"))

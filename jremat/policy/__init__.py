@@ -1,7 +1,7 @@
 """What may be kept: decisions, op families, names, policies and plans over layers."""
 
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
-from jremat.policy.layers import LayerPlan, PolicyLike, Request, Segment
+from jremat.policy.layers import LayerPlan, NeedsShapes, PolicyLike, Segment
 from jremat.policy.names import VOCABULARY, tag
 from jremat.policy.ops import FAMILIES, Family
 from jremat.policy.policy import FULL, NONE, Policy
@@ -17,9 +17,9 @@ __all__ = [
     "Decision",
     "Family",
     "LayerPlan",
+    "NeedsShapes",
     "Policy",
     "PolicyLike",
-    "Request",
     "Segment",
     "tag",
 ]

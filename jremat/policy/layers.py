@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from jremat.policy.policy import Policy
 
@@ -131,18 +131,14 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request that needs shapes before it is a policy: ``sqrt``, ``auto:60GiB``, ``budget:0.4``, ``overhead:0.03``.
-
-    Inert data. ``resolve`` hands it to the planner with a block and its shapes.
+class NeedsShapes:
+    """What is no policy until shapes are known: the data of ``jremat.Request``, for those that can only refuse one.
 
     Args:
         kind: ``sqrt``, ``auto``, ``budget`` or ``overhead``.
-        amount: bytes for ``auto`` (None: the device's own memory, less a margin), a fraction for the other two.
+        amount: bytes for ``auto`` (None: the device's own memory, less a margin), a fraction for ``budget`` and
+            ``overhead``.
         label: the spec it came from; not compared.
-
-    >>> Request("budget", 0.4, label="budget:0.4").spec
-    'budget:0.4'
     """
 
     kind: str
@@ -160,13 +156,6 @@ class Request:
     def __repr__(self) -> str:
         return f"policies.get({self.label!r})"
 
-    def resolve(self, block: Callable[..., Any], *args: Any, num_layers: int, **options: Any) -> "PolicyLike":
-        """The policy or plan for ``num_layers`` of ``block`` at the shapes of ``args``; see ``jremat.plan.resolve``."""
-        # The only import that points up: a request is data, and the planner answers it.
-        from jremat.plan.resolve import resolve
-
-        return cast(PolicyLike, resolve(self, block, *args, num_layers=num_layers, **options))
-
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
             f"policy: {self.label!r} needs shapes before it is a policy; "
@@ -177,7 +166,7 @@ class Request:
 if TYPE_CHECKING:
 
     class PolicyLike(Any):
-        """A ``Policy``, a ``LayerPlan`` or a ``Request``: which one is in the spec, which no type checker reads.
+        """A ``Policy``, a ``LayerPlan`` or a ``jremat.Request``: which one is in the spec, which no type checker reads.
 
         To a type checker it is accepted as each of the three, and ``isinstance`` tells them apart.
         """
@@ -195,4 +184,4 @@ if TYPE_CHECKING:
         def resolve(self, *args: Any, num_layers: int = 0, **options: Any) -> Any: ...
 
 else:
-    PolicyLike = Policy | LayerPlan | Request
+    PolicyLike = Policy | LayerPlan | NeedsShapes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jremat.report.changes import Change, changes
 from jremat.report.explain import Explanation, Fate, Row
-from jremat.report.tables import Table, changed, columns, human, human_flops
+from jremat.terminal.tables import Table, changed, columns, human, human_flops
 
 SMALL_SHARE = 1e-3
 """Of all kept bytes: values below it that cost no matmul are told together, one line a part."""

@@ -1,7 +1,7 @@
 """A ledger as a table for people."""
 
 from jremat.estimate.ledger import Ledger, Line
-from jremat.report.tables import Table, columns, human
+from jremat.terminal.tables import Table, columns, human
 
 _ORDER = ("state", "kept", "layer", "head", "other")
 

@@ -13,9 +13,9 @@ from jremat.report import paint
 from jremat.report.changes import changes
 from jremat.report.explain import Explanation, Row
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
-from jremat.report.tables import changed, human, human_flops
-from jremat.report.text import printable
 from jremat.report.timeline import LINES, Timeline, said, thinned
+from jremat.terminal.tables import changed, human, human_flops
+from jremat.terminal.text import printable
 
 MOST_MOMENTS = 1500
 """Moments that a chart shows: a step of more shows the fullest among neighbours."""

@@ -24,7 +24,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from jremat.policy.files import write_whole
 from jremat.report.labels import place
 from jremat.report.paint import AREAS, LINES, SERIES
-from jremat.report.text import printable
+from jremat.terminal.text import printable
 
 if TYPE_CHECKING:
     from jremat.report.timeline import Timeline  # which loads JAX

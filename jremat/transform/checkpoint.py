@@ -13,7 +13,7 @@ from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import Program, capture, graph_of, weakly_cached
-from jremat.policy.layers import LayerPlan, Request
+from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
 from jremat.transform.closures import refuse_hijax, refuse_linen
@@ -229,7 +229,7 @@ def _refuse_lost_offload(policy: Policy, decisions: Decisions) -> None:
 
 def expect_policy(policy: Any) -> None:
     """Raise unless it is a policy of one block."""
-    if isinstance(policy, LayerPlan | Request):
+    if isinstance(policy, LayerPlan | NeedsShapes):
         policy()  # says which call takes it
     if not isinstance(policy, Policy):
         example = policy if isinstance(policy, str) else "dots_saveable"

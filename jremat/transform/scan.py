@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jremat.graph.trace import checks_key_reuse, compiled, weakly_cached
-from jremat.policy import LayerPlan, Policy, Request, Segment
+from jremat.policy import LayerPlan, NeedsShapes, Policy, Segment
 from jremat.policy.counts import whole_number
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.flat import Layout, flat_call, take_call
@@ -105,7 +105,7 @@ def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:
             ``num_layers`` that is no number of layers.
     """
     num_layers = whole_number("num_layers", num_layers)
-    if isinstance(plan, Request):
+    if isinstance(plan, NeedsShapes):
         raise ValueError(
             f"plan: {plan.spec!r} needs shapes before it is a plan; call policies.get({plan.spec!r})"
             f".resolve(block, *args, num_layers={num_layers}) and hand over what it returns"

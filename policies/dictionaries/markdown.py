@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from jremat.command.line import fail, run
+from jremat.terminal.command_line import fail, run
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jremat.report.tables import Table, human
+from jremat.terminal.tables import Table, human
 
 Row = dict[str, Any]
 

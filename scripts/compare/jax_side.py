@@ -14,8 +14,9 @@ from jremat.estimate.config import TransformerConfig
 from jremat.graph import Graph
 from jremat.measure import Memory, program
 from jremat.plan.program import read_block
+from jremat.plan.request import Request
 from jremat.plan.roofline import matmul_flops
-from jremat.policy import LayerPlan, Policy, Request
+from jremat.policy import LayerPlan, Policy
 from jremat.transform.chain import stack
 from jremat.transform.scan import scan_stack
 from models.transformer import Carry, Transformer, block_apply, init_params, mean_loss

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jremat.report.tables import Table, columns
+from jremat.terminal.tables import Table, columns
 
 FIGURES = (
     "kept KiB",

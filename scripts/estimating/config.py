@@ -11,7 +11,8 @@ from jremat.estimate.config import TransformerConfig
 from jremat.estimate.fit import Run
 from jremat.estimate.huggingface import read
 from jremat.estimate.parallel import Parallel
-from jremat.policy import LayerPlan, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import LayerPlan, Policy
 from models.config import get
 from scripts.flags import (
     BATCH,

@@ -6,7 +6,7 @@ from jremat.estimate.fit import Way, fit
 from jremat.estimate.ledger import Ledger
 from jremat.estimate.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
-from jremat.report.tables import Table, columns, human
+from jremat.terminal.tables import Table, columns, human
 
 Counted = tuple[Policy | LayerPlan, Ledger]
 

@@ -10,7 +10,8 @@ import optax
 import policies
 from jremat.command.output import Subject
 from jremat.estimate.config import TransformerConfig
-from jremat.policy import Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import Policy
 from models.transformer import init_params, mean_loss
 from scripts.explaining.config import Explain
 from scripts.flags import MOST_TOKENS

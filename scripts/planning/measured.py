@@ -6,7 +6,7 @@ from typing import Any, cast
 from jremat.measure import program, target
 from jremat.plan.result import Plan, Point
 from jremat.policy import PolicyLike
-from jremat.report.tables import show
+from jremat.terminal.tables import show
 from scripts.benchmark.build import built_under, config_of, flops_of
 from scripts.benchmark.measure import timed
 from scripts.planning.question import Answer

@@ -9,8 +9,9 @@ import jax
 import jremat
 import policies
 from jremat.measure import target
+from jremat.plan.request import Request
 from jremat.plan.result import DoesNotFit, Plan
-from jremat.policy import LayerPlan, Policy, Request
+from jremat.policy import LayerPlan, Policy
 from scripts.benchmark.build import built_under, config_of, layer_of, seq_of
 from scripts.benchmark.config import Case
 from scripts.flags import MOST_TOKENS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jremat.plan.result import Kept, Plan, Point
-from jremat.report.tables import Table, columns, human, human_flops
+from jremat.terminal.tables import Table, columns, human, human_flops
 from scripts.planning.question import Answer, Tried
 
 _POINTS = 10  # of the frontier in the table; --json has all

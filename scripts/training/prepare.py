@@ -15,7 +15,7 @@ from jremat.estimate.config import TransformerConfig
 from jremat.graph import Flops
 from jremat.measure.memory import UNDONE, recomputes_outside_loops
 from jremat.policy import Policy
-from jremat.report.tables import human
+from jremat.terminal.tables import human
 from models.config import get
 from models.transformer import Transformer, init_params
 from scripts.training import snapshots

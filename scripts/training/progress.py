@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jremat.report.tables import human
+from jremat.terminal.tables import human
 
 
 class Reporter:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import jremat
 import policies
 from jremat.estimate.config import TransformerConfig
-from jremat.policy import LayerPlan, Policy, Request, Segment
+from jremat.plan.request import Request
+from jremat.policy import LayerPlan, Policy, Segment
 from jremat.transform import chain
 from models.transformer import Carry, Transformer, block_apply, init_params
 

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jremat.command.line import fail, say, warn
 from jremat.measure import Peak
-from jremat.report.tables import human
+from jremat.terminal.command_line import fail, say, warn
+from jremat.terminal.tables import human
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
 from scripts.training.files import make_folder, rewind, write_description, write_json

@@ -11,7 +11,8 @@ import pytest
 import jremat
 import models
 import policies
-from jremat.policy import LayerPlan, Policy, Request, Segment
+from jremat.plan.request import Request
+from jremat.policy import LayerPlan, Policy, Segment
 from models import config as sizes
 from models.transformer import Transformer, block_apply, init_params
 from scripts.training.lint import findings

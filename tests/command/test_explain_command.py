@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from jremat.__main__ import main
-from jremat.report.text import printable
+from jremat.terminal.text import printable
 
 ROOT = Path(__file__).parents[2]
 MODULE = """

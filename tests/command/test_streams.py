@@ -67,7 +67,7 @@ def test_a_reader_that_stops_is_no_error(argv):
 
 
 def test_letters_that_the_output_does_not_know_end_nothing():
-    line = "from jremat.command.line import run; run(lambda: print('a×b') or 0, 'p')"
+    line = "from jremat.terminal.command_line import run; run(lambda: print('a×b') or 0, 'p')"
     done = shell(("-c", line), "", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout, done.stderr) == (0, "a?b\n", "")
 
@@ -118,7 +118,7 @@ def test_ctrl_c_while_jremat_explain_traces_is_one_line(tmp_path):
 
 LOADING = """
 import os, signal, sys
-from jremat.command.line import run, uninterrupted
+from jremat.terminal.command_line import run, uninterrupted
 def main():
     with uninterrupted():
         os.kill(os.getpid(), signal.SIGINT)
@@ -136,7 +136,7 @@ def test_ctrl_c_while_native_code_loads_comes_afterwards():
 
 DEAF = """
 import os, signal, time
-from jremat.command.line import run
+from jremat.terminal.command_line import run
 def _xla_gc_callback():
     try:
         os.kill(os.getpid(), signal.SIGINT)

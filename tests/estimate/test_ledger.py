@@ -14,7 +14,8 @@ from jremat.estimate.parallel import Parallel
 from jremat.estimate.textbook import Shape, first_stage_bytes, layer_bytes
 from jremat.estimate.transformer import estimate
 from jremat.graph.letters import Polynomial
-from jremat.policy import FULL, NONE, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import FULL, NONE, Policy
 
 CONFIG = TransformerConfig(
     vocab_size=96, num_layers=8, hidden=32, heads=4, kv_heads=4, head_dim=8, mlp_hidden=128, max_seq=16,

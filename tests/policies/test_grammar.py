@@ -8,7 +8,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import policies
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy, Request
+from jremat.plan.request import Request
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy
 from jremat.policy.ops import SELECTABLE
 
 NAMES = st.sampled_from(["query", "mlp_up", "attn_out", "a", "x.y/z_1", "B2", "none", "full"])

@@ -14,8 +14,8 @@ from jremat.graph.peak import traced_peak
 from jremat.policy import tag
 from jremat.report.explain import explain
 from jremat.report.page import Told, page
-from jremat.report.tables import human
 from jremat.report.timeline import timeline
+from jremat.terminal.tables import human
 from jremat.transform.checkpoint import checkpoint
 
 TITLE = "mine </script><script>alert(1)</script> & more"

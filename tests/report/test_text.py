@@ -7,8 +7,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from jremat.report.tables import Table, columns, console, show
-from jremat.report.text import printable, wrapped
+from jremat.terminal.tables import Table, columns, console, show
+from jremat.terminal.text import printable, wrapped
 
 ODD = [
     "mlp[up]",

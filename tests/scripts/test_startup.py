@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jremat import quiet_cuda
-from jremat.command import line as cli
+from jremat.terminal import command_line as cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jremat.command.line import parse
+from jremat.terminal.command_line import parse
 from scripts.training.config import Run
 from scripts.training.files import default_out
 from scripts.training.progress import Reporter

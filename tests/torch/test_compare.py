@@ -131,7 +131,7 @@ def test_the_gpus_part_rehearsed_on_this_machine(monkeypatch):
 @with_torch
 def test_the_gpus_part_speaks_the_benchs_language(monkeypatch):
     """Its command line is read by the bench's own parser, and its rows written by the bench's own writer."""
-    from jremat.command.line import parse
+    from jremat.terminal.command_line import parse
     from scripts.bench import cases
     from scripts.benchmark.config import Bench
     from scripts.benchmark.pool import Rows

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 from jremat.policy.shown import human, human_flops
-from jremat.report.layout import INDENT, Column, Note, Row, laid_out
-from jremat.report.text import printable, wrapped
+from jremat.terminal.table_layout import INDENT, Column, Note, Row, laid_out
+from jremat.terminal.text import printable, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from jremat.report.text import printable
+from jremat.terminal.text import printable
 
 T = TypeVar("T")
 STDOUT = "standard output"

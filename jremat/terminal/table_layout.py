@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from jremat.report.text import padded, wrapped
+from jremat.terminal.text import padded, wrapped
 
 GAP = 2
 """Spaces between columns."""

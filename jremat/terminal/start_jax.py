@@ -1,7 +1,7 @@
 """Start JAX for a command."""
 
-from jremat.command.line import uninterrupted
 from jremat.quiet_cuda import has_nvidia_driver
+from jremat.terminal.command_line import uninterrupted
 
 
 def start_jax() -> None:
