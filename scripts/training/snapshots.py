@@ -1,13 +1,12 @@
-"""Training state on disk: written beside the training, whole or not there at all.
+"""Training state on disk by orbax's CheckpointManager: written beside the training, whole or not there at all.
 
-``SNAPSHOTS/step_00000050/`` holds orbax's files under ``state/`` and ``manifest.json``: the step, the run's description
-and the size and CRC-32 of every file. A snapshot is built in ``partial_00000050``, its manifest written last, and then
-renamed; so one that was cut off, by a kill at any moment or by a disk that lost its end, is known for what it is. Older
-snapshots go only once a newer whole one stands.
+``SNAPSHOTS/step_00000050/`` holds the state's arrays under ``state/`` and, under ``run/``, the step, the run's
+description and a CRC-32 of every array. Orbax writes a folder of another name and renames it when it is whole, removes
+older ones only then, and finds files that are missing or cut short; a bit that has changed in an array it doesn't find.
 """
 
 import contextlib
-import json
+import errno
 import logging
 import os
 import shutil
@@ -15,7 +14,6 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,6 @@ import orbax.checkpoint as ocp
 
 from scripts.training.files import free_name
 
-_MANIFEST = "manifest.json"
-_READ = 1 << 22  # bytes read at a time for the CRC
 _IN_FLIGHT = 0.5  # seconds after a failed write in which the others of it have ended
 
 
@@ -47,17 +43,19 @@ class Snapshot:
 def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
     """The newest whole snapshot in ``folder``, and a warning for each newer one that is not whole.
 
-    Every file of a candidate is read and compared with its manifest.
+    Every array of a candidate is read and compared with its CRC.
 
     Raises:
         OSError: the folder can't be read.
     """
     warnings: list[str] = []
     for path in sorted(_finished(folder), key=_step_of, reverse=True):
-        fault, manifest = _inspect(path)
-        if fault is None:
-            return Snapshot(path, _step_of(path), manifest["description"]), warnings
-        warnings.append(f"{path} is not whole ({fault}); passed over")
+        try:
+            description, _ = _read(path)
+        except SnapshotError as error:
+            warnings.append(f"{path} is not whole ({error}); passed over")
+        else:
+            return Snapshot(path, _step_of(path), description), warnings
     return None, warnings
 
 
@@ -71,17 +69,19 @@ def restore(snapshot: Snapshot, like: Any) -> Any:
     Raises:
         SnapshotError: the files don't hold that state.
     """
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
+    leaves = _leaves(like)
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as files:
-            return files.restore((snapshot.path / "state").absolute(), args=ocp.args.StandardRestore(target))
-    except Exception as error:  # tensorstore and orbax raise many kinds; all mean the same here
-        raise SnapshotError(f"cannot read the snapshot {snapshot.path}: {_first_line(error)}") from error
+        _, arrays = _read(snapshot.path)
+        kinds = [{name: (x.shape, x.dtype) for name, x in tree.items()} for tree in (arrays, leaves)]
+        if kinds[0] != kinds[1]:
+            raise SnapshotError("its arrays are another state's")
+    except SnapshotError as error:
+        raise SnapshotError(f"cannot read the snapshot {snapshot.path}: {error}") from error
+    return jax.device_put(jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]))
 
 
 class Writer:
-    """Writes snapshots of one run in a thread of its own, one at a time.
+    """Writes snapshots of one run beside it, one at a time.
 
     Args:
         folder: where they go; made if it is missing.
@@ -91,15 +91,17 @@ class Writer:
     """
 
     def __init__(self, folder: Path, keep: int, description: Mapping[str, Any], resumed: Snapshot | None) -> None:
-        self.folder, self.keep, self.description = folder, keep, description
+        self.folder, self.description = folder, description
         self.last = None if resumed is None else resumed.path
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
-        self._running: Future[Path] | None = None
+        self._writing: int | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob("partial_*"):
-            _remove(leftover)
         for damaged in (path for path in _finished(folder) if resumed is None or _step_of(path) > resumed.step):
             damaged.rename(free_name(damaged.with_name(damaged.name.replace("step_", "damaged_"))))
+        self._sweep()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, step_prefix="step", step_format_fixed_length=8)
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(_reported_once())
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     @property
     def last_good(self) -> str:
@@ -112,73 +114,75 @@ class Writer:
         A step that has its snapshot is not written again.
 
         Raises:
-            SnapshotError: the snapshot before this one could not be written.
+            SnapshotError: this snapshot or the one before it could not be written.
         """
         self.wait()
-        if self.last is not None and _step_of(self.last) == step:
-            return
         # A copy, since the step that comes next takes over the state's buffers.
-        copy = jax.tree.map(lambda x: np.array(x, copy=True), state)
-        self._running = self._thread.submit(self._write, copy, step)
+        arrays = {name: np.array(leaf, copy=True) for name, leaf in _leaves(state).items()}
+        run = {"step": step, "description": self.description, "crc": _digests(arrays)}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(run))
+        self._writing = step
+        with self._failing():
+            self._manager.save(step, args=items)
 
     def poll(self) -> None:
         """Take note of a snapshot that is done, or raise the SnapshotError of one that failed."""
-        if self._running is not None and self._running.done():
+        if not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
         """Wait for the snapshot in progress, if there is one; raises its SnapshotError."""
-        running, self._running = self._running, None
-        if running is not None:
-            self.last = running.result()
+        with self._failing():
+            self._manager.wait_until_finished()
+        if self._writing is not None:
+            self.last, self._writing = self.folder / f"step_{self._writing:08d}", None
 
     def close(self) -> None:
-        """Let the thread end."""
-        self._thread.shutdown(wait=True)
+        """Let orbax's threads end."""
+        with self._quiet, contextlib.suppress(Exception):  # a failed write has raised where it was waited for
+            self._manager.close()
 
-    def _write(self, state: Any, step: int) -> Path:
-        partial, final = self.folder / f"partial_{step:08d}", self.folder / f"step_{step:08d}"
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
         try:
-            with _one_voice(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as files:
-                files.save((partial / "state").absolute(), args=ocp.args.StandardSave(state))
-            manifest = {"step": step, "description": self.description, "files": dict(_digests(partial))}
-            _write_durably(partial / _MANIFEST, json.dumps(manifest, indent=1))
-            partial.rename(final)
-        except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise SnapshotError(
-                f"cannot write the snapshot of step {step} in {self.folder}: {_reason(error)}; {self.last_good}"
-            ) from error
-        for old in sorted(_finished(self.folder), key=_step_of)[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return final
+            yield
+        except Exception as error:  # of many kinds
+            time.sleep(_IN_FLIGHT)
+            self._sweep()
+            what = f"the snapshot of step {self._writing} in {self.folder}"
+            raise SnapshotError(f"cannot write {what}: {_reason(error)}; {self.last_good}") from error
+
+    def _sweep(self) -> None:
+        """Remove what a write that failed or was killed has left."""
+        for leftover in self.folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _one_voice() -> Iterator[None]:
-    """A write that fails is told once, by the exception.
+def _reported_once() -> Iterator[None]:
+    """What fails is reported by its exception alone.
 
-    Orbax logs it with a traceback from each of its threads, and the writes that tensorstore still has in flight report
-    to an event loop that is gone by then.
+    Orbax logs it too, with a traceback from each of its threads, and what tensorstore still has in flight reports to
+    an event loop that is gone by then.
     """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
-    level = log.level
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels, hook = [log.level for log in logs], sys.unraisablehook
 
     def unless_late(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
             hook(unraisable)
 
-    log.setLevel(logging.CRITICAL)
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     sys.unraisablehook = unless_late
     try:
         yield
     except BaseException:
-        # Of the writes that failed beside the one raised asyncio tells when they are collected, whenever that is.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         time.sleep(_IN_FLIGHT)
         raise
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels):
+            log.setLevel(level)
         sys.unraisablehook = hook
 
 
@@ -213,79 +217,42 @@ def _finished(folder: Path) -> list[Path]:
     return [path for path in paths if path.name.startswith("step_") and path.name[5:].isdecimal()]
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
 def _step_of(path: Path) -> int:
     return int(path.name[5:])
 
 
-def _inspect(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """What is wrong with a snapshot, or None; and its manifest."""
-    if not path.is_dir():
-        return "it is no folder", {}
+def _read(path: Path) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
+    """The description and the arrays of a snapshot; raises SnapshotError where it is not whole."""
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(), run=ocp.args.JsonRestore())
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        expected = {name: (size, crc) for name, (size, crc) in manifest["files"].items()}
-        described = isinstance(manifest["description"], dict) and manifest["step"] == _step_of(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "no readable manifest", {}
-    if not described:
-        return "its manifest is another's", {}
-    if not expected:
-        return "its manifest names no file", {}
-    for name, (size, crc) in expected.items():
-        try:
-            fault = _compare(path / name, size, crc)
-        except OSError as error:
-            fault = f"cannot be read: {error.strerror}"
-        if fault is not None:
-            return f"{name} {fault}", manifest
-    return None, manifest
+        with _reported_once(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as files:
+            found = files.restore(path.absolute(), args=items)
+        run, arrays = found.run, found.state
+        step, description, digests = run["step"], run["description"], run["crc"]
+        changed = [name for name, crc in _digests(arrays).items() if digests[name] != crc]
+    except Exception as error:  # tensorstore and orbax raise many kinds; all mean the same here
+        raise SnapshotError(_reason(error)) from error
+    if step != _step_of(path) or not isinstance(description, dict) or digests.keys() != arrays.keys():
+        raise SnapshotError("its run/metadata is another's")
+    if changed:
+        raise SnapshotError(f"{', '.join(changed)} differs from its CRC")
+    return description, arrays
 
 
-def _compare(file: Path, size: int, crc: int) -> str | None:
-    """What a file of a snapshot differs in from its manifest, or None."""
-    if not file.is_file():
-        return "is missing"
-    if file.stat().st_size != size:
-        return f"has {file.stat().st_size} bytes of {size}"
-    return None if _crc(file) == crc else "has changed"
+def _leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a state by their paths in it."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
-def _digests(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        yield file.relative_to(folder).as_posix(), (file.stat().st_size, _crc(file))
-
-
-def _crc(file: Path) -> int:
-    crc = 0
-    with file.open("rb") as stream:
-        while chunk := stream.read(_READ):
-            crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _digests(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    return {name: zlib.crc32(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
 def _reason(error: BaseException) -> str:
     """The operating system's own words, where they are in the error; tensorstore wraps them in its own."""
-    text = str(error)
-    known = ("No space left on device", "Read-only file system", "File too large", "Disk quota exceeded",
-             "Permission denied")  # fmt: skip
-    found = [words for words in known if words in text]
-    return found[0] if found else _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    known = (errno.ENOSPC, errno.EROFS, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EIO)
+    found = [words for words in map(os.strerror, known) if words in str(error)]
+    return found[0] if found else (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,7 +1,9 @@
 """Snapshots: whole or not there, the newest whole one found, nothing earlier lost."""
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -62,69 +64,92 @@ def test_what_the_next_step_takes_over_is_saved_as_it_was(tmp_path: Path) -> Non
     assert found is not None and same(restore(found, state(0)), expected)
 
 
-def files_of(snapshot: Path) -> list[Path]:
-    return sorted((p for p in snapshot.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+def change(file: Path, damage: str) -> None:
+    content = file.read_bytes()
+    half = len(content) // 2
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(
+            content[:half] + (b"" if damage == "cut" else bytes([content[half] ^ 1]) + content[half + 1 :])
+        )
 
 
-def cut_the_largest(snapshot: Path) -> None:
-    largest = files_of(snapshot)[-1]
-    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+@pytest.mark.parametrize("damage", ["gone", "cut", "a bit"])
+def test_damage_of_any_file_is_named_or_changes_nothing(tmp_path: Path, damage: str) -> None:
+    write(tmp_path / "whole", 2, 4)
+    harmless = []
+    for file in sorted(p for p in (tmp_path / "whole" / "step_00000004").rglob("*") if p.is_file()):
+        name = str(file.relative_to(tmp_path / "whole"))
+        shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
+        change(tmp_path / "damaged" / name, damage)
+        found, warnings = newest(tmp_path / "damaged")
+        assert found is not None and same(restore(found, state(0)), state(found.step))
+        if found.step == 4:
+            harmless.append(name)
+        else:
+            (warning,) = warnings
+            assert re.search(r"step_00000004 is not whole \(.+\); passed over$", warning), warning
+        shutil.rmtree(tmp_path / "damaged")
+    arrays = tmp_path / "whole" / "step_00000004" / "state"
+    largest = max((p for p in arrays.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    assert not any(Path(name).name == largest.name for name in harmless)
 
 
-def flip_a_bit(snapshot: Path) -> None:
-    largest = files_of(snapshot)[-1]
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-
-
-def lose_the_manifest(snapshot: Path) -> None:
-    (snapshot / "manifest.json").unlink()
-
-
-def cut_the_manifest(snapshot: Path) -> None:
-    manifest = snapshot / "manifest.json"
-    manifest.write_text(manifest.read_text()[:-20])
-
-
-def take_anothers_manifest(snapshot: Path) -> None:
-    manifest = snapshot / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"step": 1}))
-
-
-def lose_a_file(snapshot: Path) -> None:
-    files_of(snapshot / "state")[0].unlink()
-
-
-def lose_everything(snapshot: Path) -> None:
-    shutil.rmtree(snapshot / "state")
+def metadata(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    return lambda file: file.write_text(json.dumps(change(json.loads(file.read_text()))))
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        cut_the_largest,
-        flip_a_bit,
-        lose_the_manifest,
-        cut_the_manifest,
-        take_anothers_manifest,
-        lose_a_file,
-        lose_everything,
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"\xfe\x00"),
+        lambda file: file.write_bytes(b"[" * 100_000),
+        lambda file: shutil.rmtree(file.parent),
+        lambda file: shutil.rmtree(file.parents[1] / "state"),
+        lambda file: (shutil.rmtree(file.parents[1]), file.parents[1].mkdir()),
+        lambda file: (shutil.rmtree(file.parents[1]), file.parents[1].write_bytes(b"\xfe")),
+        metadata(lambda run: None),
+        metadata(lambda run: [run]),
+        metadata(lambda run: run | {"step": 2}),
+        metadata(lambda run: run | {"description": "text"}),
+        metadata(lambda run: run | {"crc": {}}),
+        metadata(lambda run: run | {"crc": run["crc"] | {"more": 1}}),
+        metadata(lambda run: run | {"crc": dict.fromkeys(run["crc"], 1)}),
+        metadata(lambda run: {"step": 4}),
     ],
 )
-def test_a_snapshot_that_is_not_whole_is_passed_over(tmp_path: Path, damage) -> None:
+def test_a_damaged_snapshot_is_passed_over_and_put_aside(damage: Callable[[Path], object], tmp_path: Path) -> None:
     write(tmp_path, 2, 4)
-    damage(tmp_path / "step_00000004")
+    (tmp_path / "damaged_00000004").mkdir()  # of another time
+    damage(tmp_path / "step_00000004" / "run" / "metadata")
+    found, (warning,) = newest(tmp_path)
+    assert found is not None and found.step == 2 and "step_00000004 is not whole" in warning
+    Writer(tmp_path, 1, {}, found).close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged_00000004", "damaged_00000004-2", "step_00000002"]
+
+
+def test_bad_sectors_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operating system can't read, tensorstore reports in words of its own."""
+
+    class Bad(ocp.Checkpointer):
+        def restore(self, directory, *args, **kwargs):
+            if directory.name == "step_00000004":
+                raise ValueError("DATA_LOSS: Error reading: Input/output error [type.googleapis.com/...]")
+            return super().restore(directory, *args, **kwargs)
+
+    write(tmp_path, 2, 4)
+    monkeypatch.setattr(ocp, "Checkpointer", Bad)
     found, warnings = newest(tmp_path)
-    assert found is not None and found.step == 2 and same(restore(found, state(0)), state(2))
-    assert len(warnings) == 1 and "step_00000004 is not whole" in warnings[0] and "passed over" in warnings[0]
+    assert found is not None and found.step == 2
+    assert warnings == [f"{tmp_path}/step_00000004 is not whole (Input/output error); passed over"]
 
 
 def test_a_damaged_snapshot_costs_no_whole_one_its_place(tmp_path: Path) -> None:
     """With one kept, and the newest cut short: the one resumed from stays until a newer whole one stands."""
     write(tmp_path, 2, keep=1)
     write(tmp_path, 4, keep=2)
-    cut_the_largest(tmp_path / "step_00000004")
+    (tmp_path / "step_00000004" / "run" / "metadata").unlink()
     resumed, _ = newest(tmp_path)
     writer = Writer(tmp_path, 1, DESCRIPTION, resumed)
     assert newest(tmp_path)[0] == resumed
@@ -136,31 +161,31 @@ def test_a_damaged_snapshot_costs_no_whole_one_its_place(tmp_path: Path) -> None
 
 def test_what_a_killed_writer_left_is_swept_up(tmp_path: Path) -> None:
     write(tmp_path, 2)
-    shutil.copytree(tmp_path / "step_00000002", tmp_path / "partial_00000004")
+    shutil.copytree(tmp_path / "step_00000002", tmp_path / "step_00000004.orbax-checkpoint-tmp")
     assert newest(tmp_path)[0] == newest(tmp_path)[0] and newest(tmp_path)[1] == []
     write(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000002"]
 
 
-def test_a_failed_write_leaves_nothing_and_names_the_last_good_one(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["as it starts", "in the background"])
+def test_a_failed_write_leaves_nothing_and_names_the_last_good_one(tmp_path: Path, monkeypatch, later: bool) -> None:
     writer = write(tmp_path, 2)
+    full = ValueError("RESOURCE_EXHAUSTED: write(16): No space left on device [type.googleapis.com/...]")
 
-    class Full(ocp.Checkpointer):
-        def save(self, directory, *args, **kwargs):
-            directory.mkdir(parents=True)
-            (directory / "some").write_text("bytes")
-            raise ValueError("RESOURCE_EXHAUSTED: write(16): No space left on device [type.googleapis.com/...]")
+    def fail(manager, *args, **kwargs):
+        (tmp_path / "step_00000004.orbax-checkpoint-tmp").mkdir(exist_ok=True)
+        raise full
 
-    monkeypatch.setattr(ocp, "Checkpointer", Full)
     writer = Writer(tmp_path, 1, DESCRIPTION, newest(tmp_path)[0])
-    writer.save(state(4), 4)
+    monkeypatch.setattr(ocp.CheckpointManager, "_finalize" if later else "save", fail)
     says = (
         r"^cannot write the snapshot of step 4 in .*: No space left on device; the last good snapshot is .*_00000002$"
     )
     with pytest.raises(SnapshotError, match=says):
+        writer.save(state(4), 4)
         writer.wait()
     writer.close()
-    assert [p.name for p in tmp_path.iterdir()] == ["step_00000002"]
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000002"] or later
 
 
 def test_a_state_of_other_shapes_is_no_such_snapshot(tmp_path: Path) -> None:
