@@ -84,20 +84,16 @@ def get(spec: str) -> PolicyLike:
     return cast(PolicyLike, policy)
 
 
-# The first release tried in which jax_remat3 asks a plain policy about names; in 0.10.2 it asks about nothing.
-_REMAT3_ASKS_NAMES = (0, 12)
-
-
 def _unheard(policy: Policy) -> bool:
     """Whether ``jax_remat3`` is on and JAX wouldn't ask the plain policy about all that it keeps."""
     if "jax" not in sys.modules and not os.environ.get("JAX_REMAT3"):
         return False  # JAX isn't loaded, nor will it be told to; a spec is read without waiting for it
-    import jax
+    from jremat.jax_internals import remat3_calls_policies, remat3_is_on
 
-    if not getattr(jax.config, "jax_remat3", False):
+    if not remat3_is_on():
         return False
     names_only = policy.default is RECOMPUTE and not policy.families
-    asked = names_only and jax.__version_info__ >= _REMAT3_ASKS_NAMES
+    asked = names_only and remat3_calls_policies()
     keeps_nothing = names_only and not policy.names
     return not (asked or keeps_nothing)
 

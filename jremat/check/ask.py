@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import primitives
 
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, Policy
-from jremat.policy.ops import FAMILIES, SELECTABLE, tagged_name
+from jremat.jax_internals import decision_of, tagged_name
+from jremat.policy import RECOMPUTE, Decision, Policy
+from jremat.policy.ops import FAMILIES, SELECTABLE
 
 _NOBODYS_NAME = "a name that no value bears"
 
@@ -33,11 +34,7 @@ def decision_on(policy: Any, primitive: Any, avals: Iterable[Any], params: Mappi
         by_name = {f.name: f for f in (*FAMILIES, *SELECTABLE, *(f for f, _ in policy.families))}
         made_by = [f for f in families if by_name[f].matches(kind, facts)]
         return policy.decide(names=[] if name is None else [name], families=made_by)
-    said = policy(primitive, *avals, **params)
-    kind = type(said).__name__
-    if kind == "Offloadable":
-        return OFFLOAD
-    return SAVE if said and kind != "RecomputeType" else RECOMPUTE
+    return Decision(decision_of(policy(primitive, *avals, **params)))
 
 
 def on_name(policy: Any, name: str) -> Decision:

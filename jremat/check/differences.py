@@ -11,8 +11,8 @@ import numpy as np
 from jax.extend import core
 
 from jremat.check.taps import Tap
-from jremat.graph.trace import inner_jaxprs, opened, user_line
-from jremat.policy.ops import tagged_name
+from jremat.graph.trace import user_line
+from jremat.jax_internals import inner_jaxprs, is_ref, opened, tagged_name
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,6 @@ def _trace(name: str, aval: Any, line: str, by: float) -> Difference:
 def _is_data(value: Any) -> bool:
     return (
         hasattr(value, "dtype")
-        and "Ref" not in type(value).__name__
+        and not is_ref(jax.typeof(value))
         and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
     )

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jremat.check.sites import is_remat
-from jremat.graph.trace import bind, inner_jaxprs, is_call, opened
+from jremat.graph.trace import REWRITABLE
+from jremat.jax_internals import COND, bind, inner_jaxprs, is_call, is_remat, opened
 
 
 def inlined(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], drop: Collection[int]) -> list[Any]:
@@ -37,11 +37,11 @@ def inlined(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], drop: Coll
 def _changed(eqn: Any, drop: Collection[int]) -> dict[str, Any]:
     """The parameters of a loop, a branch or a remat that holds something to drop."""
     kind = eqn.primitive.name
-    rewritable = kind in ("scan", "cond", "jit", "pjit") or (is_remat(eqn) and "jaxpr" in eqn.params)
+    rewritable = kind in REWRITABLE or (is_remat(eqn) and "jaxpr" in eqn.params)
     if not rewritable or not any(_holds(inner, drop) for inner, _ in inner_jaxprs(eqn)):
         return {}
     changed = tuple(_rebuilt(inner, drop) for inner, _ in inner_jaxprs(eqn))
-    return {"branches": changed} if kind == "cond" else {"jaxpr": changed[0]}
+    return {"branches": changed} if kind == COND else {"jaxpr": changed[0]}
 
 
 def _holds(jaxpr: Any, drop: Collection[int]) -> bool:

@@ -10,22 +10,23 @@ from typing import Any
 from jax.extend import core
 
 from jremat.graph.graph import Graph
-from jremat.graph.trace import MARK, REWRITABLE, Program, graph_of, inner_jaxprs, is_call, opened, user_line
-from jremat.policy.ops import tagged_name
+from jremat.graph.trace import MARK, REWRITABLE, Program, graph_of, user_line
+from jremat.jax_internals import (
+    COND,
+    CUSTOM_VJP,
+    PALLAS,
+    SCAN,
+    inner_jaxprs,
+    is_call,
+    is_remat,
+    opened,
+    remat_of,
+    tagged_name,
+)
 from jremat.transform.checkpoint import ByMarks
 
 # Their inside is not what JAX differentiates, so a remat there does nothing.
-HIDDEN = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr", "pallas_call"})
-
-
-def is_remat(eqn: Any) -> bool:
-    """Whether an equation is JAX's remat: a primitive, or an object under a generic call with ``jax_remat3``."""
-    return eqn.primitive.name in ("remat2", "remat", "checkpoint") or _object(eqn) is not None
-
-
-def _object(eqn: Any) -> Any:
-    held = eqn.params.get("_prim")
-    return held if type(held).__name__ == "RematTraced" else None
+HIDDEN = frozenset({CUSTOM_VJP, PALLAS})
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,22 +117,19 @@ def _sites(jaxpr: Any, around: tuple[Site, ...], repeats: int, loops: int, call:
             continue
         inside, times, deeper = around, 1, loops
         if is_remat(eqn):
-            held = _object(eqn)
-            body = opened(held.jaxpr if held is not None else eqn.params["jaxpr"])
-            policy = held.policy if held is not None else eqn.params["policy"]
-            cse = getattr(held, "prevent_cse", True) if held is not None else eqn.params["prevent_cse"]
-            kept_apart = any(cse) if isinstance(cse, tuple) else bool(cse)
+            held = remat_of(eqn)
+            body, policy = opened(held.jaxpr), held.policy
             source = user_line(eqn, call) or next((line for _, _, line in equations(body) if line), "")
             ours = isinstance(policy, ByMarks)
             written = unmarked(body) if ours else body
             marked, body = written is not body, written
             policy = policy.policy if isinstance(policy, ByMarks) else policy
             site = Site(
-                (eqn,), body, policy, ours, marked, kept_apart, held is not None, repeats, loops, around, source
+                (eqn,), body, policy, ours, marked, held.prevent_cse, held.third, repeats, loops, around, source
             )
             yield site
             inside = (*around, site)
-        elif eqn.primitive.name == "scan":
+        elif eqn.primitive.name == SCAN:
             times = eqn.params["length"]
             deeper = loops + is_loop(eqn)
         for inner, _ in inner_jaxprs(eqn):
@@ -168,7 +166,7 @@ def _unmarked_inside(eqn: Any) -> dict[str, Any]:
     if all(opened(one) is other for one, other in zip(inner, new)):
         return {}
     closed = tuple(core.ClosedJaxpr(n, j.consts) if isinstance(j, core.ClosedJaxpr) else n for n, j in zip(new, inner))
-    return {"branches": closed} if eqn.primitive.name == "cond" else {"jaxpr": closed[0]}
+    return {"branches": closed} if eqn.primitive.name == COND else {"jaxpr": closed[0]}
 
 
 def is_loop(eqn: Any) -> bool:

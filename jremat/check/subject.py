@@ -15,7 +15,8 @@ from jremat.graph.flops import FlopCount, Flops, flops
 from jremat.graph.graph import Graph
 from jremat.graph.peak import Peak, traced_peak
 from jremat.graph.residuals import Residuals, read_residuals
-from jremat.graph.trace import bind, capture, live
+from jremat.graph.trace import capture
+from jremat.jax_internals import CUSTOM_JVP, bind, is_ref, live
 
 
 class Subject:
@@ -79,7 +80,7 @@ class Subject:
         """The live program of ``step``, calls entered."""
         closed = jax.make_jaxpr(self.step)(*self.avals)
         # Differentiated once, a rule for differentiating again is a call like others.
-        rules = {id(eqn) for body in bodies(closed) for eqn in body.eqns if eqn.primitive.name == "custom_jvp_call"}
+        rules = {id(eqn) for body in bodies(closed) for eqn in body.eqns if eqn.primitive.name == CUSTOM_JVP}
         flat = jax.make_jaxpr(lambda *arrays: inlined(closed.jaxpr, closed.consts, arrays, rules))(*self.avals)
         return live(flat.jaxpr)
 
@@ -128,7 +129,7 @@ class Subject:
         return jax.make_jaxpr(kept)(*self.avals).jaxpr
 
     def _refuse_refs(self) -> None:
-        if any("Ref" in type(v.aval).__name__ for v in (*self.jaxpr.invars, *self.jaxpr.constvars)):
+        if any(is_ref(v.aval) for v in (*self.jaxpr.invars, *self.jaxpr.constvars)):
             raise NotImplementedError("a Ref can't be listed among what is kept")
 
     def without(self, sites: Sequence[Site]) -> "Subject":

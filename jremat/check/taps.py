@@ -14,10 +14,21 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
-from jremat.check.sites import is_remat
-from jremat.graph.flops import REMAT_SCOPE
-from jremat.graph.trace import MARK, bind, inner_jaxprs, is_call, loop_parts, opened, scopes, user_line
-from jremat.policy.ops import tagged_name
+from jremat.graph.trace import MARK, user_line
+from jremat.jax_internals import (
+    CUSTOM_JVP,
+    REMAT_SCOPE,
+    SCAN,
+    bind,
+    inner_jaxprs,
+    is_call,
+    is_ref,
+    is_remat,
+    loop_parts,
+    opened,
+    scopes,
+    tagged_name,
+)
 
 _HEAD = f"{MARK}replay."
 # What only copies its input is as right as that.
@@ -84,7 +95,7 @@ def marked(closed: Any, prefix: str = "") -> Marked:
             inner = inner_jaxprs(eqn)
             if is_call(eqn):
                 outs = run(opened(inner[0][0]), _consts(inner[0][0]), given, eqn)
-            elif eqn.primitive.name == "scan" or (is_remat(eqn) and "jaxpr" in eqn.params):
+            elif eqn.primitive.name == SCAN or (is_remat(eqn) and "jaxpr" in eqn.params):
                 outs = bind(eqn, given, jaxpr=rebuilt(inner[0][0], call))
             else:
                 outs = [named(eqn, k, out, call) for k, out in enumerate(bind(eqn, given))]
@@ -137,11 +148,11 @@ def tapped(
         more: list[Tap] = []
         made: list[Any] = []
         name = tagged_name(eqn.primitive, eqn.params)
-        if is_call(eqn) or is_remat(eqn) or eqn.primitive.name == "custom_jvp_call":
+        if is_call(eqn) or is_remat(eqn) or eqn.primitive.name == CUSTOM_JVP:
             inner = inner_jaxprs(eqn)[0][0]
             given = list(lax.optimization_barrier(given)) if is_remat(eqn) else given
             outs, more, made = tapped(opened(inner), _consts(inner), given, taps, scope, eqn if is_call(eqn) else call)
-        elif eqn.primitive.name == "scan":
+        elif eqn.primitive.name == SCAN:
             outs, more, made = _scan(eqn, given, taps, scope, call)
         else:
             outs = bind(eqn, given)
@@ -180,9 +191,7 @@ def _tap(eqn: Any, name: str, taps: dict[str, Tap], again: bool, call: Any) -> T
 
 def _is_plain(aval: Any) -> bool:
     dtype = getattr(aval, "dtype", jax.dtypes.float0)
-    return (
-        dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and "Ref" not in str(aval)
-    )
+    return dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and not is_ref(aval)
 
 
 def _read(env: dict[Any, Any], v: Any) -> Any:

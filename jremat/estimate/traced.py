@@ -21,7 +21,8 @@ from jremat.graph.letters import Polynomial, Size, at
 from jremat.graph.peak import ASSUMPTIONS, peak_in
 from jremat.graph.residuals import Residual, read_residuals
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import SIZE, Program, aval_bytes, capture
+from jremat.graph.trace import Program, aval_bytes, capture
+from jremat.jax_internals import SCAN, SIZE
 from jremat.policy.decision import OFFLOAD
 
 _STATE = ("weights", "optimizer state", "gradients")
@@ -261,7 +262,7 @@ class Run:
             role = "" if found.letters & {"b", "s"} else "casts"
             if row.copies > 1 and row.copies == self.traced.num_layers:
                 found = found // row.copies * Polynomial.of_text("L")
-            carried = row.kind == "input" or row.primitive == "scan"  # a loop stacks the input of each turn
+            carried = row.kind == "input" or row.primitive == SCAN  # a loop stacks the input of each turn
             key = row.name or ("block input" if carried else row.primitive), row.decision is OFFLOAD, role
             letters[key] = letters.get(key, Polynomial()) + found
         return tuple(self._kept(name, host, role, found) for (name, host, role), found in letters.items())

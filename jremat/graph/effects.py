@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jremat.graph.trace import Program, harmful_effects, inner_jaxprs, opened, ref_of, user_line, without_local_refs
+from jremat.graph.trace import Program, user_line
+from jremat.jax_internals import harmful_effects, inner_jaxprs, opened, ref_of, without_local_refs
 
 
 def rerunnable(program: Program, what: str = "f") -> Program:

@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from jremat.graph.named import bind_named
-from jremat.graph.trace import REWRITABLE, bind, inner_jaxprs, is_call, opened
+from jremat.graph.trace import REWRITABLE
+from jremat.jax_internals import COND, bind, inner_jaxprs, is_call, opened
 
 
 def evaluate(
@@ -67,7 +68,7 @@ def _marked_inside(eqn: Any, key: str, marks: Mapping[str, str]) -> dict[str, An
     marked = tuple(
         _rebuilt(jaxpr, marks, f"{key}/{f'{k}.' if len(jaxprs) > 1 else ''}") for k, jaxpr in enumerate(jaxprs)
     )
-    return {"branches": marked} if eqn.primitive.name == "cond" else {"jaxpr": marked[0]}
+    return {"branches": marked} if eqn.primitive.name == COND else {"jaxpr": marked[0]}
 
 
 def _rebuilt(jaxpr: Any, marks: Mapping[str, str], prefix: str) -> Any:

@@ -9,12 +9,10 @@ from typing import Any
 from jremat.graph.arguments import take_apart
 from jremat.graph.arithmetic import FUSED_RERUN, is_square, matmul_flops, other_flops
 from jremat.graph.letters import Polynomial, lettered
-from jremat.graph.trace import capture, inner_jaxprs, live, opened, scopes
+from jremat.graph.trace import capture
+from jremat.jax_internals import COND, REMAT_SCOPE, WHILE, inner_jaxprs, live, opened, scopes
 from jremat.policy.names import RERUN_SCOPE
 from jremat.policy.shown import aligned, human_flops
-
-REMAT_SCOPE = "rematted_computation"
-"""The scope under which JAX's remat, and our chain, recompute."""
 
 _TRIPS = re.compile(r"jremat_trips_(\d+)_in_(\d+)")
 
@@ -170,7 +168,7 @@ def flops_of(eqn: Any, kind: str = _MODEL) -> Flops:
     parts = [_count(inner, own) * lettered(times) for inner, times in _inner(eqn)]
     if not parts:
         return _equation(eqn, own)
-    branches = eqn.primitive.name == "cond"
+    branches = eqn.primitive.name == COND
     return max(parts, key=_dearest) if branches else sum(parts[1:], parts[0])
 
 
@@ -182,7 +180,7 @@ def _dearest(part: Flops) -> int:
 
 def _inner(eqn: Any) -> list[tuple[Any, Any]]:
     """The jaxprs that an equation holds, each with how often it runs: of a marked ``while`` on average."""
-    marked = _TRIPS.search(scopes(eqn)) if eqn.primitive.name == "while" else None
+    marked = _TRIPS.search(scopes(eqn)) if eqn.primitive.name == WHILE else None
     if marked is None:
         return inner_jaxprs(eqn)
     trips = Fraction(int(marked[1]), int(marked[2]))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jremat.jax_internals import CUSTOM_JVP, CUSTOM_VJP, REMAT
 from jremat.policy.shown import aligned, human, human_flops
 
-CUSTOM_RULES = frozenset({"custom_vjp_call", "custom_jvp_call", "remat2", "checkpoint"})
+CUSTOM_RULES = frozenset({CUSTOM_VJP, CUSTOM_JVP, REMAT})
 """Primitives that run their inside once, so that their outputs are its outputs."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from jax.export import is_symbolic_dim
 from jax.extend import core
 
-from jremat.graph.trace import SIZE, opened, sized_type
+from jremat.jax_internals import SIZE, opened, sized_type
 
 Numbers = Mapping[str, int]
 """The value of every letter."""

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
-from jremat.graph.trace import bind, differentiates, inner_jaxprs, is_call, opened
+from jremat.jax_internals import bind, differentiates, inner_jaxprs, is_call, opened
 
 Vars = set[Any]
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from jremat.graph.trace import scopes, user_line
+from jremat.graph.trace import user_line
+from jremat.jax_internals import scopes
 
 
 @dataclass(eq=False)

@@ -15,7 +15,8 @@ from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.order import ORDERS
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import Program, capture, device_bytes, live, opened
+from jremat.graph.trace import Program, capture, device_bytes
+from jremat.jax_internals import JVP_SCOPE, REMAT_SCOPE, SCAN, TRANSPOSE_SCOPE, live, opened
 from jremat.policy.shown import aligned, human
 
 ASSUMPTIONS = (
@@ -213,7 +214,7 @@ def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
 def _entered(jaxpr: Any) -> tuple[Any, list[bool]]:
     """The program inside of a lone ``jit``, and which of its inputs are donated."""
     donated = [False] * len(jaxpr.invars)
-    if len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in ("jit", "pjit"):
+    if len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "jit":
         eqn = jaxpr.eqns[0]
         inner = opened(eqn.params["jaxpr"])
         places = {var: k for k, var in enumerate(eqn.invars) if not isinstance(var, core.Literal)}
@@ -260,11 +261,11 @@ def _moment(step: int, found: Run, held: int) -> Moment:
 
 
 def _phase(scope: str) -> str:
-    if "rematted_computation" in scope:
+    if REMAT_SCOPE in scope:
         return "recompute"
-    if "transpose(" in scope:
+    if TRANSPOSE_SCOPE in scope:
         return "backward"
-    return "forward" if "jvp(" in scope else "update"
+    return "forward" if JVP_SCOPE in scope else "update"
 
 
 def _buffer(life: Life, found: Run) -> PeakBuffer:
@@ -290,17 +291,17 @@ def _buffer(life: Life, found: Run) -> PeakBuffer:
 
 def _kind(life: Life, op: Op | None, scope: str, found: Run) -> str:
     phases = [_phase("/".join(o.scope for o in found.ops[t])) for t in (life.born, life.dies)]
-    if op is not None and op.name == "scan" and "transpose(" in scope:
+    if op is not None and op.name == SCAN and TRANSPOSE_SCOPE in scope:
         return "gradient"
-    if "rematted_computation" in scope:
+    if REMAT_SCOPE in scope:
         return "recomputed"
     if op is not None and op.name == "convert_element_type" and _from_argument(life.value):
         return "weights cast"
     if life.depth == 0 and phases[1] != "update" and op is not None and _after_layers(life, found):
         return "logits and loss"
-    if "transpose(" in scope:
+    if TRANSPOSE_SCOPE in scope:
         return "gradient"
-    return "kept activation" if phases[1] != "forward" and "jvp(" in scope else "activation"
+    return "kept activation" if phases[1] != "forward" and JVP_SCOPE in scope else "activation"
 
 
 def _after_layers(life: Life, found: Run) -> bool:
@@ -308,7 +309,9 @@ def _after_layers(life: Life, found: Run) -> bool:
     backward's."""
     op = life.values[-1].maker
     matmul = op is not None and "dot_general" in (op.name, *(v.maker.name for v in op.inputs if v.maker is not None))
-    return matmul and any(len(ops) > 1 for ops in found.ops[: life.born]) and "jvp(" in found.ops[life.born][-1].scope
+    return (
+        matmul and any(len(ops) > 1 for ops in found.ops[: life.born]) and JVP_SCOPE in found.ops[life.born][-1].scope
+    )
 
 
 def _from_argument(value: Value) -> bool:

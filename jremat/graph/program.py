@@ -11,8 +11,8 @@ from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
 from jremat.graph.layouts import is_matrix, layout_of, transposed_within, turned_back, untransposed
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.rules import ALIASES, FREE, FUSIBLE, IN_PLACE, PURE, Rules
-from jremat.graph.trace import MARK, device_bytes, inner_jaxprs, loop_parts, on_host, opened, scopes
-from jremat.policy.ops import tagged_name
+from jremat.graph.trace import MARK, device_bytes
+from jremat.jax_internals import REMAT, SCAN, WHILE, inner_jaxprs, loop_parts, on_host, opened, scopes, tagged_name
 
 
 def read_program(jaxpr: Any, rules: Rules) -> Computation:
@@ -130,7 +130,7 @@ class _Reader:
     def _enter(self, eqn: Any, inputs: list[Value], env: dict[Any, Value]) -> None:
         inner = opened(inner_jaxprs(eqn)[_branch(eqn)][0])
         given = inputs[len(inputs) - len(inner.invars) :]
-        if eqn.primitive.name in ("remat2", "checkpoint") and eqn.params.get("prevent_cse", True):
+        if eqn.primitive.name == REMAT and eqn.params.get("prevent_cse", True):
             # JAX puts an optimization barrier before what is made again: all of its inputs must be there
             given = self._barrier(eqn, given)
         scope = {var: Value(var.aval, device_bytes(var.aval), held=True) for var in inner.constvars}
@@ -152,9 +152,9 @@ class _Reader:
         name = eqn.primitive.name
         if name == "optimization_barrier":
             made = self._barrier(eqn, inputs)
-        elif name == "scan":
+        elif name == SCAN:
             made = self._scan(eqn, inputs, call)
-        elif name == "while":
+        elif name == WHILE:
             made = self._while(eqn, inputs, call)
         else:
             key = _same(eqn, inputs) if name in PURE else None
@@ -211,7 +211,7 @@ class _Reader:
             for cut, v, slice_ in zip(sliced, inputs, inner.inputs)
         ]
         zeros = self._zeros(eqn, call, [v.aval for v in eqn.outvars[carry:]])
-        op = self._op("scan", eqn, call, [*inputs, *zeros], [v.aval for v in eqn.outvars])
+        op = self._op(SCAN, eqn, call, [*inputs, *zeros], [v.aval for v in eqn.outvars])
         op.in_place = {k: consts + k for k in range(carry)}
         op.in_place |= {carry + k: len(inputs) + k for k in range(len(zeros))}
         op.inner = (inner,)
@@ -253,7 +253,7 @@ class _Reader:
         skip, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         body = opened(eqn.params["body_jaxpr"])
         inner = self.computation(body, (), [consts + k for k in range(len(body.outvars))])
-        op = self._op("while", eqn, call, inputs, [v.aval for v in eqn.outvars])
+        op = self._op(WHILE, eqn, call, inputs, [v.aval for v in eqn.outvars])
         op.in_place = {k: skip + consts + k for k in range(len(op.outputs))}
         op.inner = (inner,)
         return op.outputs
@@ -261,7 +261,7 @@ class _Reader:
 
 def _runs_once(eqn: Any) -> bool:
     """Whether an equation is a loop of one turn: XLA unrolls it. Its one slice of a stack is all of the stack."""
-    return eqn.primitive.name == "scan" and eqn.params["length"] == 1
+    return eqn.primitive.name == SCAN and eqn.params["length"] == 1
 
 
 def _by_platform(eqn: Any) -> bool:
@@ -288,7 +288,7 @@ def _is_constant(value: Value) -> bool:
 
 def _only_starts(value: Value) -> bool:
     """Whether loops start from a value and nothing else reads it: XLA then makes it where the loop starts."""
-    return bool(value.users) and all(user.name in ("scan", "while") for user in value.users)
+    return bool(value.users) and all(user.name in (SCAN, WHILE) for user in value.users)
 
 
 def _widened_back(eqn: Any, value: Value) -> bool:

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments
-from jremat.graph.trace import MARK, aval_bytes, inner_jaxprs, is_call, opened, scopes, user_line
+from jremat.graph.trace import MARK, aval_bytes, user_line
+from jremat.jax_internals import CUSTOM_JVP, SCAN, inner_jaxprs, is_call, opened, scopes, tagged_name
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
-from jremat.policy.ops import family_of, tagged_name
+from jremat.policy.ops import family_of
 from jremat.policy.shown import aligned
 
 UNREAD = f"{MARK}unread"
@@ -183,20 +184,20 @@ def origin_of(jaxpr: Any, var: Any) -> Origin:
             made = replace(made, eqn=eqn, source=line)
         name = (made.tag or _tag_read(jaxpr, var)) if tag.startswith(MARK) else tag
         return replace(made, key=var, tag=name, mark=tag, place=None, constant=False)
-    if is_call(eqn) or name in ("scan", "custom_jvp_call"):
+    if is_call(eqn) or name in (SCAN, CUSTOM_JVP):
         inner = opened(inner_jaxprs(eqn)[0][0])
         if not isinstance(inner.outvars[k], core.Literal):
             origin = origin_of(inner, inner.outvars[k])
-            if origin.place is not None and name != "scan":
+            if origin.place is not None and name != SCAN:
                 given = eqn.invars[origin.place]
                 return (
                     Origin(var, var.aval, eqn=eqn, source=line)
                     if isinstance(given, core.Literal)
                     else origin_of(jaxpr, given)
                 )
-            stacked = name == "scan" and len(var.aval.shape) > len(origin.aval.shape)
+            stacked = name == SCAN and len(var.aval.shape) > len(origin.aval.shape)
             copies = origin.copies * (eqn.params["length"] if stacked else 1)
-            source = user_line(origin.eqn, eqn) if name != "scan" and origin.eqn is not None else origin.source or line
+            source = user_line(origin.eqn, eqn) if name != SCAN and origin.eqn is not None else origin.source or line
             made = replace(origin, key=var, copies=copies, eqn=origin.eqn or eqn, source=source)
             return replace(made, place=None, constant=False, trail=(eqn, *origin.trail))
     return Origin(var, var.aval, tag=_tag_read(jaxpr, var), eqn=eqn, source=line)

@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 
 from jremat.graph.graph import Graph
+from jremat.jax_internals import REMAT_SCOPE, TRANSPOSE_SCOPE
 from jremat.measure.schedule import Instruction, Life, Schedule
 
 Tags = Mapping[tuple[str, int], tuple[str, ...]]
@@ -38,7 +39,7 @@ class Buffer:
     @property
     def recomputed(self) -> bool:
         """Whether it was made by a recomputation in the backward pass."""
-        return "rematted_computation" in self.what
+        return REMAT_SCOPE in self.what
 
 
 def largest_at_peak(schedule: Schedule, tags: Tags, count: int) -> tuple[Buffer, ...]:
@@ -81,7 +82,7 @@ def _buffer(schedule: Schedule, life: Life, kind: str, tags: Tags) -> Buffer:
         if not Path(file).is_relative_to(_OURS)
     ]
     # A tag names a value of the forward pass; a gradient of the same line and size does not bear it.
-    gradient = "transpose(" in made.op_name and "rematted_computation" not in made.op_name
+    gradient = TRANSPOSE_SCOPE in made.op_name and REMAT_SCOPE not in made.op_name
     sizes = {prod(shape), *(prod(s) for _, s in made.shapes())} if not gradient else set()
     return Buffer(
         nbytes=life.nbytes,

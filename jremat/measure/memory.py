@@ -10,8 +10,7 @@ from typing import Any
 import jax
 
 from jremat.graph import Graph, trace
-from jremat.graph.flops import REMAT_SCOPE
-from jremat.graph.trace import inner_jaxprs, opened, scopes
+from jremat.jax_internals import REMAT_SCOPE, SCAN, WHILE, inner_jaxprs, opened, scopes
 from jremat.measure import worker
 from jremat.measure.buffers import tags_of
 from jremat.measure.compile import is_array, lower
@@ -184,7 +183,7 @@ def recomputes_outside_loops(jaxpr: Any, around: str = "") -> bool:
     """Whether a program recomputes anything for a backward pass outside of loops, where XLA for CPU undoes it."""
     for eqn in opened(jaxpr).eqns:
         name, scope = eqn.primitive.name, f"{around}/{scopes(eqn)}"
-        if name == "while" or (name == "scan" and eqn.params["length"] > 1):
+        if name == WHILE or (name == SCAN and eqn.params["length"] > 1):
             continue
         inner = inner_jaxprs(eqn)
         if (not inner and REMAT_SCOPE in scope) or any(recomputes_outside_loops(j, scope) for j, _ in inner):

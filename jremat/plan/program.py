@@ -16,11 +16,12 @@ from jremat.graph.evaluate import evaluate
 from jremat.graph.flops import flops
 from jremat.graph.residuals import read_residuals
 from jremat.graph.trace import Program, capture, graph_of
+from jremat.jax_internals import tagged_name
 from jremat.plan.arguments import checked_costs
 from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
 from jremat.policy import FULL, OFFLOAD, SAVE, Policy
-from jremat.policy.ops import SELECTABLE, TOP_K, tagged_name
+from jremat.policy.ops import SELECTABLE, TOP_K
 from jremat.policy.shown import most
 from jremat.transform.checkpoint import checkpoint, decisions_for
 from jremat.transform.decide import Candidate, candidates

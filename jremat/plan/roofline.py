@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jremat.estimate.hardware import Chip
 from jremat.graph import Graph
 from jremat.graph.graph import Op
+from jremat.jax_internals import COND, CUSTOM_JVP, PALLAS
 
 Cost = Callable[[Graph], tuple[float, ...]]
 """The cost of each operation of a graph, in its order."""
@@ -45,9 +46,9 @@ class Roofline:
         return sum(self(graph))
 
     def _seconds(self, op: Op, graph: Graph, chains: "_Chains") -> float:
-        if op.inner and op.primitive not in ("custom_jvp_call", "pallas_call"):
+        if op.inner and op.primitive not in (CUSTOM_JVP, PALLAS):
             parts = [self.total(inner) * times for inner, times in _turns(op, graph)]
-            return max(parts, default=0.0) if op.primitive == "cond" else sum(parts)
+            return max(parts, default=0.0) if op.primitive == COND else sum(parts)
         traffic = chains.traffic_bytes(op) / (self.chip.hbm_bytes_per_second * self.bandwidth_share)
         if op.matmul_flops:
             rate = self.chip.matmul_flops_per_second(_dtype(op, graph)) * self.matmul_share

@@ -10,10 +10,7 @@ True
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jax.extend.core import Primitive
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -191,19 +188,3 @@ def family_of(primitive: str, params: Mapping[str, Any], families: Iterable[Fami
     'other'
     """
     return next((family.name for family in families if family.matches(primitive, params)), "other")
-
-
-def tagged_name(primitive: "Primitive", params: Mapping[str, Any]) -> str | None:
-    """The name that an equation puts on its output, if it is JAX's ``checkpoint_name``, else None.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from jremat.policy.names import tag
-    >>> eqn = jax.make_jaxpr(lambda x: tag(x, "mlp_up"))(jnp.ones(2)).eqns[0]
-    >>> tagged_name(eqn.primitive, eqn.params)
-    'mlp_up'
-    """
-    if primitive.name == "name":
-        return params["name"]
-    # Newer JAX may carry checkpoint_name as a high-level primitive object under a generic call.
-    inner: Any = params.get("_prim")
-    return inner.name if type(inner).__name__ == "CheckpointName" else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
 from jremat.policy.made_for import MadeFor
 from jremat.policy.names import identifier
-from jremat.policy.ops import Family, tagged_name
+from jremat.policy.ops import Family
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -300,6 +300,8 @@ class Policy:
                 f"policy: {self.spec!r} {what}, which a plain JAX policy can't; "
                 "use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)"
             )
+        from jremat.jax_internals import tagged_name  # loads JAX, which whoever calls this has done
+
         name = tagged_name(prim, params)
         primitive, params = ("name", {"name": name}) if name is not None else (prim.name, params)
         decision = self.decide(

@@ -6,13 +6,13 @@ from typing import Any
 
 from jax.extend import core
 
-from jremat.graph.flops import RECOMPUTE, REMAT_SCOPE, Flops, flops_of
-from jremat.graph.trace import MARK, inner_jaxprs, is_call, opened, scopes, user_line
-from jremat.policy.ops import tagged_name
+from jremat.graph.flops import RECOMPUTE, Flops, flops_of
+from jremat.graph.trace import MARK, user_line
+from jremat.jax_internals import REMAT, REMAT_SCOPE, SCAN, SHARD_MAP, inner_jaxprs, is_call, opened, scopes, tagged_name
 from jremat.report.parts import module_of
 from jremat.report.readers import MOVES
 
-_ENTERED = frozenset({"scan", "remat2", "checkpoint", "shard_map"})
+_ENTERED = frozenset({SCAN, REMAT, SHARD_MAP})
 """Primitives whose inside is told value by value, also where all of it is a recompute; a call is, where it has tags."""
 
 

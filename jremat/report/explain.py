@@ -7,9 +7,9 @@ from typing import Any, Literal
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.flops import Flops, flops_of
 from jremat.graph.residuals import row_of
-from jremat.graph.trace import MARK, aval_bytes, inner_jaxprs, opened
+from jremat.graph.trace import MARK, aval_bytes
+from jremat.jax_internals import inner_jaxprs, opened, tagged_name
 from jremat.policy import OFFLOAD, LayerPlan, Policy
-from jremat.policy.ops import tagged_name
 from jremat.policy.shown import cut, human_flops
 from jremat.report.again import Again, made_again
 from jremat.report.parts import ORDER, layers_of, module_of, part_of

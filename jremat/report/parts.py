@@ -2,6 +2,9 @@
 
 import re
 
+from jremat.jax_internals import REMAT_SCOPE
+from jremat.policy.names import RERUN_SCOPE
+
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norms", ("norm", "layernorm", "rmsnorm", "rms", "ln")),
     ("attention", ("attn", "attention", "qkv", "scores", "probs", "rope", "mha", "softmax")),
@@ -22,7 +25,7 @@ ORDER = ("embedding", "layer inputs", "norms", "attention", "mlp", "loss")
 """In which tables show them; others follow by name."""
 
 LAYERS = re.compile(r"layers_(\d+)_(\d+)")
-_OURS = ("rematted_computation", "kernel_rerun")
+_OURS = (REMAT_SCOPE, RERUN_SCOPE)
 _TURN = re.compile(r"turn_(\d+)")
 
 

@@ -10,9 +10,9 @@ from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.effects import refuse_refs
-from jremat.graph.flops import REMAT_SCOPE
 from jremat.graph.residuals import UNREAD, Origin, origin_of
-from jremat.graph.trace import capture, live, scopes
+from jremat.graph.trace import capture
+from jremat.jax_internals import REMAT_SCOPE, TRANSPOSE_SCOPE, live, scopes
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def _backward(jaxpr: Any, num_arrays: int) -> frozenset[int]:
     needs, found = set(jaxpr.invars[num_arrays:]), set()
     for k, eqn in enumerate(jaxpr.eqns):
         around = scopes(eqn)
-        scoped = "transpose(" in around or REMAT_SCOPE in around
+        scoped = TRANSPOSE_SCOPE in around or REMAT_SCOPE in around
         if scoped or any(var in needs for var in eqn.invars if not isinstance(var, core.Literal)):
             needs |= set(eqn.outvars)
             found.add(k)

@@ -6,8 +6,8 @@ from typing import Any
 
 from jax.extend import core
 
-from jremat.graph.flops import REMAT_SCOPE
-from jremat.graph.trace import inner_jaxprs, opened, scopes, user_line
+from jremat.graph.trace import user_line
+from jremat.jax_internals import REMAT_SCOPE, inner_jaxprs, opened, scopes
 from jremat.report.parts import module_of
 
 MOVES = frozenset(

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from jremat.graph.residuals import Origin
 from jremat.graph.trace import MARK
+from jremat.jax_internals import tagged_name
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.policy.decision import RECOMPUTE
-from jremat.policy.ops import Family, tagged_name
+from jremat.policy.ops import Family
 from jremat.report.parts import layers_of
 from jremat.report.readers import Reader
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
-from jremat.graph.trace import checks_key_reuse, compiled, weakly_cached
+from jremat.jax_internals import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import FULL, LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
 from jremat.transform.derivative import differentiable

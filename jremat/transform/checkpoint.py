@@ -12,7 +12,8 @@ from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
-from jremat.graph.trace import Program, capture, graph_of, weakly_cached
+from jremat.graph.trace import Program, capture, graph_of
+from jremat.jax_internals import remat3_calls_policies, remat3_is_on, weakly_cached
 from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.ops import SELECTABLE
 from jremat.policy.policy import Policy
@@ -202,7 +203,7 @@ def _remembered(
 
 
 def _asks_no_policy() -> bool:
-    return bool(getattr(jax.config, "jax_remat3", False)) and jax.__version_info__ < (0, 12)
+    return remat3_is_on() and not remat3_calls_policies()
 
 
 def _by_name(decisions: Decisions) -> Callable[..., Any]:

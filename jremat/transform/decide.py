@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jremat.graph.graph import Graph, Op, Value
 from jremat.graph.trace import MARK
+from jremat.jax_internals import CUSTOM_JVP, SHARD_MAP
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from jremat.policy.made_for import MadeFor
 from jremat.policy.policy import Policy
@@ -212,7 +213,7 @@ def _plan(policy: Policy) -> str:
 def _hidden(graph: Graph, families: Collection[str]) -> Iterator[str]:
     """Operations of ``families`` where no policy reaches and no kernel means to hide them."""
     for op in graph.ops:
-        if op.primitive in ("shard_map", "custom_jvp_call"):
+        if op.primitive in (SHARD_MAP, CUSTOM_JVP):
             for inner_op, _ in (pair for inner in op.inner for pair in inner.walk()):
                 for family in (set(inner_op.families) & set(families)) - set(op.families):
                     yield f"{op.primitive} at {op.source or 'a line unknown'} hides ({family})"

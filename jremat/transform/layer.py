@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.evaluate import evaluate
+from jremat.jax_internals import REMAT_SCOPE
 
 Leaves = list[jax.Array]
 Flat = Callable[[Leaves, Leaves, Leaves], Leaves]
@@ -79,7 +80,7 @@ class SplitLayer:
             ct: cotangents of the active leaves of the next carry.
         """
         own = [*layer, *shared]
-        with jax.named_scope("rematted_computation"):
+        with jax.named_scope(REMAT_SCOPE):
             remade = core.jaxpr_as_fun(self.remake)(*own)
         pools = {Kept: kept, Fetched: own, Remade: remade}
         pull = jax.tree.unflatten(self.pullback, [pools[type(s)][s.place] for s in self.sources])

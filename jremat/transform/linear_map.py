@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from jremat.graph.trace import batched_type
+from jremat.jax_internals import batched_type, new_primitive
 
 Leaves = list[jax.Array]
 
@@ -72,11 +71,4 @@ def _batch(axis: Any, args: Any, dims: Any, *, both: LinearMap, num_fixed: int, 
     return outs, [0] * len(outs)
 
 
-_MAP = Primitive("linear_map")
-_MAP.multiple_results = True
-_MAP.def_impl(_evaluate)
-_MAP.def_abstract_eval(lambda *_, types, **__: list(types))
-mlir.register_lowering(_MAP, mlir.lower_fun(_evaluate, multiple_results=True))
-ad.primitive_jvps[_MAP] = _jvp
-ad.primitive_transposes[_MAP] = _transpose
-batching.fancy_primitive_batchers[_MAP] = _batch
+_MAP = new_primitive("linear_map", _evaluate, lambda *_, types, **__: list(types), _jvp, _transpose, _batch)

@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
-from flax.core import lift
-from flax.linen.transforms import lift_transform
 
 from jremat.graph.arguments import like, static_places, take_apart_at
+from jremat.jax_internals import is_initializing, lift_linen
 from jremat.policy.policy import Policy
 from jremat.transform.checkpoint import call_rematted, expect_policy
 from jremat.transform.subclass import in_place_of
@@ -66,7 +65,7 @@ def remat_linen(
 
 @functools.lru_cache(maxsize=512)  # the same class again, as jax.jit, copies and pickles need it
 def _class(block: Any, method: str, *options: Any) -> Any:
-    made = lift_transform(_lifted(getattr(block, method), *options), block, methods=[method])
+    made = lift_linen(_rematted(getattr(block, method), *options), block, methods=[method])
     return in_place_of(made, block, functools.partial(_class, block, method, *options))
 
 
@@ -75,10 +74,10 @@ def remat_over_module(f: Callable[..., Any], policy: Policy, **options: Any) -> 
 
     What the module reads and writes goes in and comes out.
     """
-    return lift_transform(_lifted(f, policy, **options), f)
+    return lift_linen(_rematted(f, policy, **options), f)
 
 
-def _lifted(
+def _rematted(
     parameters_of: Callable[..., Any],
     policy: Policy,
     strict: bool,
@@ -88,7 +87,7 @@ def _lifted(
 ) -> Callable[..., Any]:
     """A transformation for Flax to lift, of a function with the parameters of ``parameters_of``, ``self`` the first."""
 
-    def lifted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def transform(fn: Callable[..., Any]) -> Callable[..., Any]:
         def inner(scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
             # The method's own first parameter is the module, which stands in no place here.
             places = static_places(parameters_of, (None, *args), kwargs, static_argnames, static_argnums)
@@ -102,13 +101,13 @@ def _lifted(
             arguments = take_apart_at(call, (variables, rngs, *args), kwargs, static)
             # Parameters are made by a program of its own, often on a batch of one, and nothing is differentiated
             # then: a plan speaks of the values of what is.
-            making = any(scope.get_flag("initializing", False) for scope in jax.tree.leaves(scope_fn(variables, rngs)))
+            making = any(is_initializing(scope) for scope in jax.tree.leaves(scope_fn(variables, rngs)))
             held = replace(policy, values=(), fingerprint=None, made_for=None) if making else policy
             return call_rematted(arguments, held, strict=strict, prevent_cse=prevent_cse)
 
-        return lift.pack(inner, (True,), (True,), (True,), name="remat", enable_kwargs=True)
+        return inner
 
-    return lifted
+    return transform
 
 
 def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:

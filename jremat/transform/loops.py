@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jremat.graph.flops import trips_scope
+from jremat.jax_internals import REMAT_SCOPE
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.offload import from_host, to_host
 from jremat.transform.schedule import Tables
@@ -150,7 +151,7 @@ class Group:
             if self.repeats == 1:  # a loop of one turn is unrolled, and XLA would merge the replay with the forward
                 boundary, carry = _in_turn(lax.optimization_barrier(boundary), gradients.carry)
                 gradients = replace(gradients, carry=carry)
-            with jax.named_scope("rematted_computation"):
+            with jax.named_scope(REMAT_SCOPE):
                 _, kept = forward_all(self.inside, weights, start + g * self.size, boundary)
             return backward_all(self.inside, weights, start + g * self.size, kept, gradients), None
 
@@ -210,7 +211,7 @@ class Scheduled:
 
         def turn(state: tuple[Leaves, Gradients], given: Any) -> tuple[Any, None]:
             (states, gradients), (i, (begin, end, read)) = state, given
-            with jax.named_scope("rematted_computation"):
+            with jax.named_scope(REMAT_SCOPE):
                 if len(self.tables.replay):
                     with jax.named_scope(trips_scope(len(self.tables.replay), self.num_layers)):
                         states = lax.fori_loop(begin, end, step, states)

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 from flax import nnx
 
-from jremat.graph.trace import is_pytree_class
+from jremat.jax_internals import is_pytree_class
 from jremat.policy.policy import Policy
 from jremat.transform.closures import is_bound, refuse_linen
 from jremat.transform.linen import remat_linen, remat_over_module

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jremat.graph.trace import checks_key_reuse, compiled, weakly_cached
+from jremat.jax_internals import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import LayerPlan, NeedsShapes, Policy, Segment
 from jremat.policy.counts import whole_number
 from jremat.transform.checkpoint import checkpoint

@@ -12,7 +12,8 @@ from jremat.graph.operations import Computation
 from jremat.graph.peak import traced_peak
 from jremat.graph.program import read_program
 from jremat.graph.rules import rules_for
-from jremat.graph.trace import capture, live
+from jremat.graph.trace import capture
+from jremat.jax_internals import live
 
 N = 64
 SQUARE = N * N * 4  # bytes of a float32 [64, 64]

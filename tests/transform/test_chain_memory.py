@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import policies
-from jremat.graph.trace import loop_parts
+from jremat.jax_internals import loop_parts
 from jremat.measure import memory
 from jremat.policy import tag
 from jremat.transform.chain import stack

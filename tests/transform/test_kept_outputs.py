@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 import jremat
-from jremat.graph.trace import inner_jaxprs, opened
+from jremat.jax_internals import inner_jaxprs, opened
 from jremat.policy import Policy, tag
 from jremat.policy.ops import Family
 from tests.transform.jax_count import jax_kept_bytes

@@ -12,9 +12,9 @@ from jremat.check.rules.names import rulings, tags_in
 from jremat.check.sites import Site, bodies, equations
 from jremat.check.subject import Subject, of_body
 from jremat.graph.flops import Flops
-from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, opened, user_line
+from jremat.graph.trace import aval_bytes, user_line
+from jremat.jax_internals import SCAN, inner_jaxprs, is_call, opened, tagged_name
 from jremat.policy import OFFLOAD, RECOMPUTE
-from jremat.policy.ops import tagged_name
 
 # A key has at most four words; a mask has more elements.
 _KEY_WORDS = 16
@@ -110,7 +110,7 @@ def _with_repeats(jaxpr: Any, repeats: int = 1) -> Iterator[tuple[Any, int]]:
     """Every scan body, whose outputs are stacked, with how often it runs."""
     for eqn in opened(jaxpr).eqns:
         for inner, times in inner_jaxprs(eqn):
-            if eqn.primitive.name == "scan":
+            if eqn.primitive.name == SCAN:
                 yield opened(inner), repeats * times
             yield from _with_repeats(inner, repeats * times)
 

@@ -15,8 +15,9 @@ from jremat.check.sites import HIDDEN, bodies, graph_of_jaxpr
 from jremat.check.subject import Subject, of_body, subject_of
 from jremat.graph.arguments import take_apart
 from jremat.graph.trace import user_line
+from jremat.jax_internals import tagged_name
 from jremat.policy import RECOMPUTE, SAVE, Policy
-from jremat.policy.ops import ATTENTION, tagged_name
+from jremat.policy.ops import ATTENTION
 from jremat.transform.checkpoint import checkpoint
 
 # A kernel's log-sum-exp is 1/d of its output: saving no more than this share of what is kept is saving nothing.

@@ -11,8 +11,8 @@ from jremat.check.rules.costs import rerun_flops
 from jremat.check.sites import Site, bodies, equations, read_in
 from jremat.check.subject import Subject, of_body
 from jremat.graph.trace import MARK
+from jremat.jax_internals import CUSTOM_VJP, tagged_name
 from jremat.policy import RECOMPUTE, Decision, Policy
-from jremat.policy.ops import tagged_name
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def rulings(subject: Subject) -> Iterator[Ruling]:
 def tags_in(piece: Subject) -> set[str]:
     """Every tag of a program, those that only a kernel's own forward rule puts on among them."""
     written = _tags(piece.jaxpr)
-    if not any(e.primitive.name.startswith("custom_vjp") for e, _, _ in equations(piece.jaxpr)):
+    if not any(e.primitive.name == CUSTOM_VJP for e, _, _ in equations(piece.jaxpr)):
         return written
     return written | _tags(piece.pullback)
 

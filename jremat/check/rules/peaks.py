@@ -9,9 +9,9 @@ from jax.extend import core
 from jremat.check.finding import Finding, Rule
 from jremat.check.sites import equations, is_loop, is_remat
 from jremat.check.subject import Subject, of_site
-from jremat.graph.flops import REMAT_SCOPE
 from jremat.graph.peak import Moment
-from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, loop_parts, opened, scopes, user_line
+from jremat.graph.trace import aval_bytes, user_line
+from jremat.jax_internals import REMAT_SCOPE, SCAN, inner_jaxprs, is_call, loop_parts, opened, scopes
 
 # Peaks are predicted. Group sizes are compared within one program, two programs less exactly.
 _TOLERANCE = 1.05
@@ -56,16 +56,16 @@ class Groups:
 def groups_of(subject: Subject) -> Iterator[Groups]:
     """The groups of a gradient's program: backward loops in which a rerun stacks what several layers keep."""
     jaxpr = subject.gradient
-    stacked = {v for eqn in jaxpr.eqns if eqn.primitive.name == "scan" for v in eqn.outvars}
+    stacked = {v for eqn in jaxpr.eqns if eqn.primitive.name == SCAN for v in eqn.outvars}
     for eqn in jaxpr.eqns:
-        replay = next(_replays(eqn.params["jaxpr"], False), None) if eqn.primitive.name == "scan" else None
+        replay = next(_replays(eqn.params["jaxpr"], False), None) if eqn.primitive.name == SCAN else None
         if replay is None:
             continue
         count, given = eqn.params["length"], eqn.invars[sum(loop_parts(eqn)) :]
         kept = sum(aval_bytes(v.aval) for v in given if not isinstance(v, core.Literal) and v in stacked)
         turns, stack_bytes = replay
         inside = [(e, line_of) for e, _, line_of in equations(eqn.params["jaxpr"])]
-        size = sum(e.params["length"] for e, _ in inside if e.primitive.name == "scan" and e.params["reverse"])
+        size = sum(e.params["length"] for e, _ in inside if e.primitive.name == SCAN and e.params["reverse"])
         yield Groups(
             count,
             max(size, turns),  # the last layer of a group may stand after the loop
@@ -91,7 +91,7 @@ def _replays(jaxpr: Any, inside: bool) -> Iterator[tuple[int, int]]:
     """Reruns that are loops and stack something: (turns, stacked bytes)."""
     for eqn in opened(jaxpr).eqns:
         again = inside or REMAT_SCOPE in scopes(eqn)
-        if eqn.primitive.name == "scan":
+        if eqn.primitive.name == SCAN:
             made = eqn.outvars[loop_parts(eqn)[1] :]
             nbytes = sum(aval_bytes(v.aval) for v in made)
             if again and is_loop(eqn) and nbytes:

@@ -6,6 +6,7 @@ from typing import Any
 from jremat.check.finding import Finding, Rule
 from jremat.check.sites import Site, equations, graph_of_jaxpr, is_loop, is_remat
 from jremat.check.subject import Subject, work
+from jremat.jax_internals import SCAN
 
 # Nearly all of a body's work: what a norm or a residual sum adds to a block is less than a tenth.
 _NEARLY_ALL = 0.9
@@ -77,7 +78,7 @@ def _bare(subject: Subject) -> Iterator[Finding]:
 def _bare_scan(site: Site) -> Any:
     """The loop that does most of a remat's work and has no remat inside, if there is one."""
     for eqn, _, _ in equations(site.body):
-        if eqn.primitive.name != "scan" or not is_loop(eqn):
+        if eqn.primitive.name != SCAN or not is_loop(eqn):
             continue
         inside = eqn.params["jaxpr"]
         done = work(graph_of_jaxpr(inside)) * eqn.params["length"]

@@ -9,9 +9,9 @@ from jax.extend import core
 from jremat.check.finding import Finding, Rule
 from jremat.check.sites import equations
 from jremat.check.subject import Subject
-from jremat.graph.flops import REMAT_SCOPE
-from jremat.graph.trace import aval_bytes, inner_jaxprs, is_call, opened, scopes, user_line
-from jremat.policy.ops import TOP_K, tagged_name
+from jremat.graph.trace import aval_bytes, user_line
+from jremat.jax_internals import REMAT_SCOPE, inner_jaxprs, is_call, opened, scopes, tagged_name
+from jremat.policy.ops import TOP_K
 
 _HOST = frozenset(
     {"pure_callback", "io_callback", "debug_callback", "debug_print", "outside_call", "host_callback_call"}
