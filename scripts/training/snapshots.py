@@ -248,7 +248,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _digests(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    return {name: zlib.crc32(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    return {name: zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for name, array in arrays.items()}
 
 
 def _reason(error: BaseException) -> str:
