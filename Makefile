@@ -1,7 +1,9 @@
-# make setup | train | test | lint | test-newest; each builds what it needs.
+# make setup | train | test | lint | test-oldest | raise-jax; each builds what it needs.
 
-PYTHON ?= python3
-VENV := .venv
+# The newest Python found has the newest JAX; another one: make PYTHON=python3.12 VENV=.venv-3.12 test
+PYTHON := $(or $(PYTHON),$(shell .ci/python))
+VENV ?= .venv
+OLDEST := 3.11
 BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,53 +11,57 @@ SHELL := /bin/bash
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TESTS ?=
 
-.PHONY: setup train test lint docs test-newest clean
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# The versions that the suite passed with; none for a Python that it never ran on.
+PINNED ?= $(wildcard constraints/$(VERSION).txt)
+# PyTorch is 0.2 GB for one Python and several for the others: it comes where it is pinned.
+comma := ,
+TORCH := $(if $(PINNED),$(if $(shell grep '^torch==' $(PINNED)),$(comma)torch))
 
-train: $(VENV)/.quiet
+.PHONY: setup train test lint test-oldest raise-jax clean
+
+train: $(VENV)/.ready-$(VERSION)
 	$(BIN)/python scripts/train.py
 
-test: $(VENV)/.tests
-	$(BIN)/python -m pytest -n 2 $(TESTS)
+test: $(VENV)/.tests-$(VERSION)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.ready-$(VERSION)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-setup: $(VENV)/.tests
+setup: $(VENV)/.tests-$(VERSION)
 
 # All that runs, trains and plans, the compilers for GPUs that aren't here among it (no CUDA library); anew when the
-# requirements change.
-$(VENV)/.ready: pyproject.toml constraints.txt
+# requirements change. Without an NVIDIA driver JAX's CUDA plugin complains at every start; in this environment it
+# doesn't, with or without jremat: a copy of the file, so that a start of Python imports none of the checkout.
+$(VENV)/.ready-$(VERSION): pyproject.toml $(PINNED) jremat/quiet_cuda.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"jremat needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; name another: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-	$(PIP) --constraint constraints.txt --editable '.[dev,deviceless]'
-	touch $@
-
-# Without an NVIDIA driver JAX's CUDA plugin complains at every start; in this environment it doesn't, with or without
-# jremat. A copy, so that a start of Python imports none of the checkout.
-$(VENV)/.quiet: $(VENV)/.ready jremat/quiet_cuda.py
+	$(PIP) $(addprefix --constraint ,$(PINNED)) --editable '.[dev,deviceless]'
 	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	cp jremat/quiet_cuda.py "$$site/_jremat_quiet_cuda.py"; \
 	echo 'import _jremat_quiet_cuda' > "$$site/_jremat_quiet_cuda.pth"
 	touch $@
 
 # And what the tests use besides: PyTorch.
-$(VENV)/.tests: $(VENV)/.quiet
-	$(PIP) --constraint constraints.txt --editable '.[dev,deviceless,torch]'
+$(VENV)/.tests-$(VERSION): $(VENV)/.ready-$(VERSION)
+	$(if $(TORCH),$(PIP) --constraint $(PINNED) --editable '.[dev,deviceless$(TORCH)]')
 	touch $@
 
-# The suite on the newest Python that is found (pyenv's and the path's), with the newest jax, without PyTorch.
-test-newest:
-	@newest=$$(ls ~/.pyenv/versions/*/bin/python3.*[0-9] $$(compgen -c python3. | grep -E '^python3\.[0-9]+$$' | xargs -r which) 2>/dev/null \
-	  | awk -F'python3[.]' '{ print $$NF, $$0 }' | sort -rn | head -n 1 | cut -d' ' -f2); \
-	echo "test-newest: $$newest"; \
-	test -x .venv-newest/bin/python || $$newest -m venv .venv-newest; \
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip; \
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev,deviceless]'; \
-	.venv-newest/bin/python -m pytest -n 2 $(TESTS)
+# What leans on JAX's insides, and PyTorch's side, with the oldest Python and its JAX.
+test-oldest:
+	@python=$$(.ci/python $(OLDEST)) || { echo "test-oldest: no Python $(OLDEST) here"; exit 0; }; \
+	test "$(VERSION)" != $(OLDEST) || { echo "test-oldest: $(OLDEST) is the newest here"; exit 0; }; \
+	$(MAKE) test PYTHON="$$python" VENV=.venv-$(OLDEST) TESTS="$(or $(TESTS),$(INSIDES))"
+
+INSIDES := tests/graph tests/transform tests/plan tests/torch jremat/graph jremat/transform jremat/plan
+
+# Past the upper bound of pyproject.toml: the suite with the newest JAX; where it passes, bound and pins are raised.
+raise-jax:
+	PYTHON=$(PYTHON) .ci/raise-jax $(TESTS)
 
 clean:
-	rm -rf $(VENV) .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build *.egg-info .jax_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """The traced peak on programs that can be worked by hand, and on programs of every kind."""
 
 import time
+import warnings
 from functools import partial
 
 import jax
@@ -191,11 +192,19 @@ def test_a_stacks_phases_are_told_apart_however_deep_its_calls_are(spec):
         assert "update" not in phases[:last] and "update" in phases[last:]
 
 
-def test_it_names_its_jax_and_its_assumptions():
-    assert traced_peak(jnp.sin, x, jax_version="0.10.2").calibrated_on == "0.10.2"
-    assert traced_peak(jnp.sin, x, jax_version="0.13.5").calibrated_on == "0.12.0.1"
-    assert traced_peak(jnp.sin, x, jax_version="0.9.1").calibrated_on == "0.10.2"
-    assert traced_peak(jnp.sin, x).assumptions == ASSUMPTIONS
+@pytest.mark.parametrize("version, used", [("0.13.5", "0.12.0.1"), ("0.11.0", "0.10.2"), ("0.9.1", "0.10.2")])
+def test_a_jax_that_nobody_calibrated_is_announced_once(version, used):
+    with pytest.warns(UserWarning, match=f"not calibrated for jax {version}, .* rules for jax {used};") as caught:
+        found = [traced_peak(jnp.sin, x, jax_version=version) for _ in range(2)]
+    assert len(caught) == 1 and {peak.calibrated_on for peak in found} == {used}
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.12.0.1", "0.12.7"])
+def test_it_names_its_jax_and_its_assumptions(version):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = traced_peak(jnp.sin, x, jax_version=version)
+    assert found.calibrated_on.split(".")[:2] == version.split(".")[:2] and found.assumptions == ASSUMPTIONS
 
 
 def test_donate_beyond_the_arguments_is_refused():

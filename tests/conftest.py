@@ -1,6 +1,0 @@
-"""Before JAX starts: the CPU, as eight devices, so that sharded code runs; the CUDA plugin may lie there unused."""
-
-import os
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
