@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import estimate_peak as benchmark
 
-
 LIMITS = Path(__file__).parents[2] / "docs" / "limits.md"
 
 
