@@ -137,16 +137,11 @@ def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     import jax.numpy as jnp
     import optax
 
-    import jremat
-    from jremat.transform import chain
-    from models.transformer import Transformer, init_params, mean_loss
+    from models.remat import remat
+    from models.transformer import init_params, mean_loss
 
-    config, policy, optimizer = case.config, policies.get(case.spec), optax.adamw(1e-3)
-    if isinstance(policy, Policy):
-        model = Transformer(config, remat=lambda block: jremat.remat(block, policy))
-    else:
-        stack = lambda block, params, carry: chain.stack(block, policy, num_layers=config.num_layers)(params, carry)
-        model = Transformer(config, stack=stack)
+    config, optimizer = case.config, optax.adamw(1e-3)
+    model = remat(policies.get(case.spec), config).model(config)
 
     def step(params, state, tokens, targets, key):
         loss, grads = jax.value_and_grad(

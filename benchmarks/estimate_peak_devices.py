@@ -29,7 +29,6 @@ from benchmarks.estimate_peak import Step
 from jremat.estimate.ledger import Ledger
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.transformer import estimate
-from jremat.policy import Policy
 from jremat.policy.files import write_whole
 from jremat.terminal.command_line import run
 
@@ -101,11 +100,10 @@ def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     from jax.sharding import AbstractMesh, AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    import jremat
-    from jremat.transform import chain
-    from models.transformer import Transformer, init_params, mean_loss
+    from models.remat import remat
+    from models.transformer import init_params, mean_loss
 
-    config, policy, optimizer, p = case.config, policies.get(case.spec), optax.adamw(1e-3), case.parallel
+    config, optimizer, p = case.config, optax.adamw(1e-3), case.parallel
     mesh = AbstractMesh((p.data, p.tensor), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     placed = lambda *axes: NamedSharding(mesh, P(*axes))
     stream = placed("data", "tensor" if p.sequence else None)
@@ -126,11 +124,8 @@ def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
         return Placed
 
-    if isinstance(policy, Policy):
-        model = Transformer(config, remat=lambda block: jremat.remat(enters(block), policy))
-    else:
-        stack = lambda block, params, carry: chain.stack(block, policy, num_layers=config.num_layers)(params, carry)
-        model = Transformer(config, remat=enters, stack=stack)
+    plain = remat(policies.get(case.spec), config).model(config)
+    model = plain.clone(remat=lambda block: plain.remat(enters(block)))
 
     def cut(path: Any, leaf: Any, zero: bool) -> Any:
         names = [getattr(key, "key", getattr(key, "name", "")) for key in path]

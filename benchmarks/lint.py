@@ -25,8 +25,8 @@ import jremat
 import models
 import policies
 from models import config as sizes
+from models.remat import remat
 from models.transformer import Block, init_params
-from scripts.training.remat import remat
 
 CONFIG = replace(sizes.get("llama-1b"), num_layers=32)
 TOKENS = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
@@ -45,7 +45,7 @@ def main() -> None:
     """Run and print."""
     params = jax.eval_shape(lambda: init_params(CONFIG, jax.random.key(0)))
     for spec, stack in (("save_only_matmuls", "scan"), ("save_only_matmuls", "chain"), ("every_k:4", "chain")):
-        model = remat(spec, stack, CONFIG, 1, 2048).model(CONFIG)
+        model = remat(policies.get(spec), CONFIG, stack).model(CONFIG)
         loss = lambda params, tokens, model=model: models.mean_loss(model, params, tokens, tokens)
         report(f"{spec}, {stack}", loss, params, TOKENS)
     x = jax.ShapeDtypeStruct((1, 2048, CONFIG.hidden), CONFIG.compute_dtype)

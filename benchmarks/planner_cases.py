@@ -26,9 +26,9 @@ from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy
 from jremat.policy.files import write_whole
-from jremat.transform import chain
 from models.config import get
-from models.transformer import Carry, Transformer, block_apply, init_params, mean_loss
+from models.remat import remat
+from models.transformer import Carry, block_apply, init_params, layer_shapes, mean_loss
 
 TARGET = target("h200")
 FILE = Path(__file__).parent / "planner.json"
@@ -69,18 +69,11 @@ class Model:
 
     def layer_shapes(self) -> tuple[Any, Carry]:
         """One layer's parameters and its carry."""
-
-        def make() -> tuple[Any, Carry]:
-            params = init_params(self.config, jax.random.key(0))["blocks"]
-            x = jnp.zeros((self.batch, self.seq, self.config.hidden), self.config.compute_dtype)
-            return jax.tree.map(lambda leaf: leaf[0], params), Carry(x, jnp.int32(0), None, jnp.arange(self.seq))
-
-        return jax.eval_shape(make)
+        return layer_shapes(self.config, self.batch, self.seq)
 
     def step(self, plan: Policy | LayerPlan) -> tuple[Callable[..., Any], Any, Any]:
         """The whole step under a plan, and the shapes of its arguments."""
-        run = lambda block, params, carry: chain.stack(block, plan, num_layers=self.config.num_layers)(params, carry)
-        model, adamw = Transformer(self.config, stack=run), optax.adamw(1e-4)
+        model, adamw = remat(plan, self.config, "chain").model(self.config), optax.adamw(1e-4)
 
         def train(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
             params, inner = state

@@ -261,6 +261,18 @@ def init_params(config: TransformerConfig, key: jax.Array) -> Params:
     return jax.jit(model.init)(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
 
+def layer_shapes(config: TransformerConfig, batch: int, seq: int) -> tuple[Params, Carry]:
+    """One layer's parameters and its carry, as shapes: the arguments of ``block_apply``'s function."""
+
+    def make() -> tuple[Params, Carry]:
+        params = init_params(config, jax.random.key(0))["blocks"]
+        x = jnp.zeros((batch, seq, config.hidden), config.compute_dtype)
+        key = jax.random.key(0) if config.dropout else None
+        return jax.tree.map(lambda leaf: leaf[0], params), Carry(x, jnp.int32(0), key, jnp.arange(seq))
+
+    return jax.eval_shape(make)
+
+
 def mean_loss(
     model: Transformer,
     params: Params,

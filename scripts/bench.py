@@ -29,6 +29,7 @@ from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
 from scripts.benchmark.pool import Rows, commit
 from scripts.benchmark.table import label, table
+from scripts.flags import asks_planner
 from scripts.startup import start_jax
 
 PROGRAM = "bench"
@@ -88,7 +89,7 @@ def _check_names(bench: Bench) -> None:
 
 
 def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> None:
-    asked = dict.fromkeys(case.policy for case in chosen if _plans(case.policy))
+    asked = dict.fromkeys(case.policy for case in chosen if asks_planner(case.policy))
     if asked:
         say(PROGRAM, f"planning {', '.join(asked)} …, each case in its process")
     end = time.monotonic() + 60 * bench.minutes if bench.suite == "gpu" else None
@@ -107,11 +108,6 @@ def _run(bench: Bench, chosen: Sequence[Case], rows: Rows, console: Console) -> 
                 rows.add(row)
                 tables.show(console, f"{case.title}: {_outcome(row)}", indent=4)
             progress.advance(task)
-
-
-def _plans(spec: str) -> bool:
-    """Whether the planner is asked, which takes its time; read off the spec, as cases alone load JAX."""
-    return spec.partition(":")[0] in ("auto", "budget", "overhead")
 
 
 def _outcome(row: dict[str, Any]) -> str:

@@ -108,6 +108,15 @@ def dtype_on(asked: str, platform: str) -> Literal["bfloat16", "float32"]:
     return "float32" if asked == "float32" or (asked == "auto" and platform == "cpu") else "bfloat16"
 
 
+def asks_planner(spec: str) -> bool:
+    """Whether a policy is a request that the planner answers, which takes its time; read off the spec, without JAX.
+
+    >>> asks_planner("budget:0.4"), asks_planner("full")
+    (True, False)
+    """
+    return spec.partition(":")[0] in ("auto", "budget", "overhead")
+
+
 def read_bytes(flag: str, text: str | None) -> int | None:
     """``80GiB``, or a chip's memory by its name, as bytes; None for nothing.
 

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "jremat": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.check", "jremat.report"}
     | {"jremat.quiet_cuda"},
     "policies": {"jremat.jax_internals", "jremat.policy", "jremat.estimate", "jremat.plan", "jremat.terminal"},
-    "models": {"jremat.policy", "jremat.estimate"},
+    "models": {"jremat.policy", "jremat.estimate", "jremat.transform"},
 }
 ALLOWED["jremat.command"] = {"jremat", *ALLOWED["jremat"], "jremat.terminal", "policies"}
 ALLOWED["jremat.__main__"] = {"jremat.command", "jremat.terminal"}

@@ -11,14 +11,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jremat
+import policies
 from jremat.estimate.config import TransformerConfig
 from jremat.measure import target
 from models.config import get
+from models.remat import Remat, resolved
 from models.transformer import Transformer, block_apply, init_params, mean_loss
 from scripts.benchmark.config import Case
 from scripts.flags import MOST_TOKENS, dtype_on
 from scripts.training.cost import model_flops
-from scripts.training.remat import Remat, remat
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def build(case: Case, num_devices: int) -> Built:
         built = built_under(case, num_devices, chosen)
         return built.step, (built.state, built.tokens)
 
-    block = layer_of(config, num_devices)
-    chosen = remat(case.policy, case.stack, config, case.batch, seq, case.target, step, block)
+    policy, block = policies.get(case.policy), layer_of(config, num_devices)
+    chosen = resolved(policy, config, case.batch, seq, case.stack, case.target, step, block)
     return built_under(case, num_devices, chosen)
 
 
@@ -99,7 +100,7 @@ def built_under(case: Case, num_devices: int, chosen: Remat) -> Built:
         return value, kept(gradient)
 
     step = jax.jit(train, donate_argnums=0) if optimizer else jax.jit(gradient)
-    return Built(step, state, tokens, config, chosen.plan.spec, chosen.stack, model, optimizer)
+    return Built(step, state, tokens, config, chosen.policy.spec, chosen.stack, model, optimizer)
 
 
 def config_of(case: Case) -> TransformerConfig:

@@ -14,13 +14,12 @@ from jremat.estimate.config import TransformerConfig
 from jremat.graph import Graph
 from jremat.measure import Memory, program
 from jremat.plan.program import read_block
-from jremat.plan.request import Request
 from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy
 from jremat.transform.chain import stack
 from jremat.transform.scan import scan_stack
-from models.transformer import Carry, Transformer, block_apply, init_params, mean_loss
-from scripts.training.remat import layer_shapes, remat
+from models.remat import remat, resolved
+from models.transformer import Carry, block_apply, init_params, layer_shapes, mean_loss
 
 
 @dataclass(frozen=True)
@@ -48,26 +47,15 @@ def plan_of(spec: str, size: Size) -> Policy | LayerPlan:
     Raises:
         ValueError: an unknown spec, or one that can't be resolved.
     """
-    policy = policies.get(spec)
-    if not isinstance(policy, Request):
-        return policy
-    return remat(spec, "auto", size.config, size.batch, size.seq, "cpu").plan
-
-
-def model(plan: Policy | LayerPlan, config: TransformerConfig) -> Transformer:
-    """The model under a policy, or a plan over its layers."""
-    if isinstance(plan, Policy):
-        return Transformer(config, remat=lambda block: jremat.remat(block, plan))
-    run = lambda block, params, carry: stack(block, plan, num_layers=config.num_layers)(params, carry)
-    return Transformer(config, stack=run)
+    return resolved(policies.get(spec), size.config, size.batch, size.seq, target="cpu").policy
 
 
 def step(plan: Policy | LayerPlan, config: TransformerConfig) -> Callable[..., Any]:
     """``step(params, tokens, targets, key)`` to the loss and its gradient; key None: no dropout."""
-    under = model(plan, config)
+    model = remat(plan, config).model(config)
 
     def gradient(params: Any, tokens: Any, targets: Any, key: Any = None) -> Any:
-        return jax.value_and_grad(lambda p: mean_loss(under, p, tokens, targets, key))(params)
+        return jax.value_and_grad(lambda p: mean_loss(model, p, tokens, targets, key))(params)
 
     return gradient
 

@@ -12,11 +12,11 @@ from jremat.command.output import Subject
 from jremat.estimate.config import TransformerConfig
 from jremat.plan.request import Request
 from jremat.policy import Policy
+from models.remat import resolved
 from models.transformer import init_params, mean_loss
 from scripts.explaining.config import Explain
 from scripts.flags import MOST_TOKENS
 from scripts.training.architecture import architecture
-from scripts.training.remat import remat
 from scripts.training.step import initial_state, train_step
 
 
@@ -32,7 +32,7 @@ def subject(flags: Explain, spec: str) -> Subject:
         raise ValueError(f"seq: expected at most the model's context, {config.max_seq}, got {seq}")
     if flags.loss_chunk and seq % flags.loss_chunk:
         raise ValueError(f"loss_chunk: expected a divisor of seq={seq}, got {flags.loss_chunk}")
-    chosen = remat(spec, flags.stack, config, flags.batch, seq)
+    chosen = resolved(policies.get(spec), config, flags.batch, seq, flags.stack)
     model = chosen.model(config)
     chunk = flags.loss_chunk or None
 
@@ -50,7 +50,7 @@ def subject(flags: Explain, spec: str) -> Subject:
         forward=loss,
         args=(params, tokens, tokens, key if config.dropout else None),
         kwargs={},
-        rules=chosen.plan,
+        rules=chosen.policy,
         num_layers=config.num_layers,
         step=train_step(model, adamw, seed=0),
         step_args=(state, batch),

@@ -7,10 +7,10 @@ from jremat.measure import program, target
 from jremat.plan.result import Plan, Point
 from jremat.policy import PolicyLike
 from jremat.terminal.tables import show
+from models.remat import remat
 from scripts.benchmark.build import built_under, config_of, flops_of
 from scripts.benchmark.measure import timed
 from scripts.planning.question import Answer
-from scripts.training.remat import run_as
 
 _PLANS = 3
 """Neighbours on the frontier differ by a layer, so three spread ones say which way to go."""
@@ -30,8 +30,7 @@ def fastest(answer: Answer, out: Any) -> Answer:
     rows: list[tuple[float, Point | None, int]] = []
     for point in candidates:
         policy = plan.policy if point is None else point.plan
-        under = run_as(policy.spec, policy, "auto", config_of(answer.case))
-        built = built_under(answer.case, kind.num_devices, under)
+        built = built_under(answer.case, kind.num_devices, remat(policy, config_of(answer.case)))
         memory, run = program(built.step, built.state, built.tokens, target=kind, num_buffers=0)
         figures = timed(answer.case, built, run, kind, flops_of(built, answer.case))
         rows.append((figures["tokens_per_second"], point, memory.peak_bytes))

@@ -12,11 +12,12 @@ from jremat.measure import target
 from jremat.plan.request import Request
 from jremat.plan.result import DoesNotFit, Plan
 from jremat.policy import LayerPlan, Policy
+from models.remat import remat
+from models.transformer import layer_shapes
 from scripts.benchmark.build import built_under, config_of, layer_of, seq_of
 from scripts.benchmark.config import Case
 from scripts.flags import MOST_TOKENS
 from scripts.planning.config import Planning
-from scripts.training.remat import layer_shapes, run_as
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def ask(
 
     def step(plan: Policy | LayerPlan) -> tuple[Any, tuple[Any, Any]]:
         begin()
-        built = built_under(case, devices, run_as(plan.spec, plan, "auto", config))
+        built = built_under(case, devices, remat(plan, config))
         return built.step, (built.state, built.tokens)
 
     others = named(flags.named) if beside else ()

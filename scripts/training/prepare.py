@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import optax
 
 import jremat
+import policies
 from jremat.estimate.config import TransformerConfig
 from jremat.graph import Flops
 from jremat.measure.memory import UNDONE, recomputes_outside_loops
 from jremat.policy import Policy
 from jremat.terminal.tables import human
 from models.config import get
+from models.remat import Remat, resolved
 from models.transformer import Transformer, init_params
 from scripts.training import snapshots
 from scripts.training.architecture import architecture
@@ -26,7 +28,6 @@ from scripts.training.files import Files, default_out, probe, read_description
 from scripts.training.lint import findings
 from scripts.training.optimizer import optimizer
 from scripts.training.own import Own, changes
-from scripts.training.remat import Remat, remat
 from scripts.training.snapshots import Snapshot
 from scripts.training.step import State, initial_state, train_step
 
@@ -107,7 +108,8 @@ def prepare(run: Run, own: Own) -> Job:
     def whole(chosen: Remat) -> tuple[Any, tuple[Any, Any]]:
         return jax.jit(train_step(chosen.model(config), adamw, run.seed), donate_argnums=0), (state, tokens)
 
-    plan = remat(run.policy, run.stack, config, run.text.micro_batch, run.text.seq, step=whole)
+    policy = policies.get(run.policy)
+    chosen = resolved(policy, config, run.text.micro_batch, run.text.seq, run.stack, step=whole)
 
     described = _description(run, config, batches)
     files = Files(run.out or default_out(run.model.model, run.policy))
@@ -115,10 +117,10 @@ def prepare(run: Run, own: Own) -> Job:
     if resumed is not None and resumed.step > run.steps:
         raise ValueError(f"steps: the snapshot {resumed.path} has {resumed.step} already, got {run.steps}")
 
-    if isinstance(plan.plan, Policy) and plan.plan.offloads and jax.default_backend() == "cpu":
+    if isinstance(chosen.policy, Policy) and chosen.policy.offloads and jax.default_backend() == "cpu":
         warnings.append(f"policy: {run.policy!r} moves values to the host's memory, where a CPU keeps them already")
 
-    model = plan.model(config)
+    model = chosen.model(config)
     _check_disk(files.out, _num_bytes(state))
     if run.json is not None:
         _check_json(run.json)
@@ -131,7 +133,7 @@ def prepare(run: Run, own: Own) -> Job:
         run=run,
         config=config,
         batches=batches,
-        remat=plan,
+        remat=chosen,
         model=model,
         optimizer=adamw,
         step=traced.lower(),

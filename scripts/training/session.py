@@ -14,6 +14,7 @@ from rich.console import Console
 from jremat.measure import Peak
 from jremat.terminal.command_line import fail, say, warn
 from jremat.terminal.tables import human
+from scripts.flags import asks_planner
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
 from scripts.training.files import make_folder, rewind, write_description, write_json
@@ -21,7 +22,6 @@ from scripts.training.loop import Diverged, Outcome, StopSignal, train
 from scripts.training.own import Own, to_json
 from scripts.training.prepare import Job, prepare
 from scripts.training.progress import Reporter, aligned
-from scripts.training.remat import plans
 from scripts.training.snapshots import SnapshotError, Writer
 
 
@@ -36,7 +36,7 @@ def session(run: Run, program: str, own: Own) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: warn(program, message)
         try:
-            if plans(run.policy):
+            if asks_planner(run.policy):
                 say(program, f"planning {run.policy} …")
             job = prepare(run, own)
         except ValueError as error:
@@ -155,7 +155,7 @@ def _summary(
     share = lambda count: None if seconds is None else count / seconds / peak.flops_per_second
     return {
         "policy": run.policy,
-        "resolved_policy": job.remat.plan.spec,
+        "resolved_policy": job.remat.policy.spec,
         "stack": job.remat.stack,
         "model": run.model.model,
         "num_params": job.config.num_params(),

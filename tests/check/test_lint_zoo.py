@@ -12,11 +12,10 @@ import jremat
 import models
 import policies
 from jremat.plan.request import Request
-from jremat.policy import LayerPlan, Policy, Segment
 from models import config as sizes
-from models.transformer import Transformer, block_apply, init_params
+from models.remat import remat, resolved
+from models.transformer import block_apply, init_params
 from scripts.training.lint import findings
-from scripts.training.remat import remat
 from tests.models.families import GPT, LLAMA
 
 LAYERS = 12
@@ -37,33 +36,22 @@ def distinct_specs():
     return sorted(named.values())
 
 
-def model_under(config, spec, stack):
-    plan = policies.get(spec)
-    if stack == "scan":
-        return Transformer(config, remat=lambda block: jremat.remat(block, plan))
-    plan = LayerPlan((Segment((plan,)),), label=plan.spec) if isinstance(plan, Policy) else plan
-    return Transformer(
-        config,
-        stack=lambda block, params, carry: jremat.stack(block, plan, num_layers=config.num_layers)(params, carry),
-    )
-
-
 @functools.cache
 def shapes(config):
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
 def lint_of(config, spec, stack):
-    model, key = model_under(config, spec, stack), jax.random.key(1) if config.dropout else None
+    model = remat(policies.get(spec), config, stack).model(config)
+    key = jax.random.key(1) if config.dropout else None
     return jremat.lint(lambda params, t: models.mean_loss(model, params, t, t, key), shapes(config), TOKENS)
 
 
 @pytest.mark.parametrize("spec", distinct_specs())
 @pytest.mark.parametrize("name", MODELS)
 def test_no_false_alarm_on_our_models(name, spec):
-    stack = "scan" if isinstance(policies.get(spec), Policy) else "chain"
     try:
-        found = lint_of(MODELS[name], spec, stack)
+        found = lint_of(MODELS[name], spec, "auto")
     except ValueError as error:  # a policy that speaks of what this block hasn't got says so
         assert "no value bears" in str(error) or "matches nothing" in str(error)
         return
@@ -86,7 +74,7 @@ def test_no_false_alarm_in_the_other_executor_or_on_a_block(spec):
 def test_thirty_two_layers_take_less_than_five_seconds_of_one_core(stack):
     config = replace(sizes.get("llama-1b"), num_layers=32)
     params = shapes(config)
-    model = model_under(config, "save_only_matmuls", stack)
+    model = remat(policies.get("save_only_matmuls"), config, stack).model(config)
     tokens = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
     began = time.process_time()
     assert jremat.lint(lambda params, t: models.mean_loss(model, params, t, t), params, tokens) == ()
@@ -96,7 +84,7 @@ def test_thirty_two_layers_take_less_than_five_seconds_of_one_core(stack):
 @pytest.mark.parametrize("spec, rules", [("dots_saveable", []), ("every_k:3", ["group-size"])])
 def test_training_says_what_the_lint_finds_and_nothing_else(spec, rules):
     config = sizes.get("tiny")
-    model = remat(spec, "auto", config, 8, 128).model(config)
+    model = resolved(policies.get(spec), config, 8, 128).model(config)
     lines = findings(model, shapes(config), micro_batch=8, seq=128, seed=0)
     assert [line.count("cure:") for line in lines] == [1] * len(rules)
     assert all(f"[{rule}]" in line for rule, line in zip(rules, lines, strict=True))

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import jremat
+import policies
 from models.config import get
+from models.remat import remat, resolved
 from models.transformer import Transformer, init_params, mean_loss
 from scripts.training.config import Model, Optimizer, Run, Text
 from scripts.training.cost import model_flops
 from scripts.training.data import Batches, standard_library
 from scripts.training.optimizer import decayed, optimizer, schedule
-from scripts.training.remat import remat
 from scripts.training.step import accumulated, initial_state, train_step
 
 CONFIG = replace(
@@ -112,7 +113,7 @@ def test_model_flops_are_those_counted_on_the_program(name: str) -> None:
 @pytest.mark.parametrize(("num_layers", "held"), [(3, False), (1, True)])
 def test_a_scans_replay_is_held_apart_only_where_it_is_unrolled(num_layers: int, held: bool) -> None:
     config = replace(CONFIG, num_layers=num_layers, dropout=0.0)
-    model = remat("full", "scan", config, 2, 16).model(config)
+    model = remat(policies.get("full"), config, "scan").model(config)
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     batch = jax.ShapeDtypeStruct((2, 16), jnp.int32)
     text = str(jax.make_jaxpr(jax.grad(lambda params, x: mean_loss(model, params, x, x)))(params, batch))
@@ -122,7 +123,7 @@ def test_a_scans_replay_is_held_apart_only_where_it_is_unrolled(num_layers: int,
 
 def losses(spec: str, steps: int, stack: str = "auto", config=CONFIG, run: Run = RUN, options=QUICK) -> np.ndarray:
     """The loss of each step under a policy, float32 [steps]."""
-    plan = remat(spec, stack, config, run.text.micro_batch, run.text.seq)
+    plan = resolved(policies.get(spec), config, run.text.micro_batch, run.text.seq, stack)
     adamw = optimizer(run)
     step = jax.jit(train_step(plan.model(config), adamw, run.seed), donate_argnums=0, compiler_options=options)
     state = jax.jit(lambda: initial_state(init_params(config, jax.random.key(run.seed)), adamw))()
