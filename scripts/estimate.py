@@ -18,8 +18,9 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jremat.calibration import ESTIMATE
 from jremat.estimate import textbook
-from jremat.estimate.fit import ERROR, MARGIN, Way, fit, ways_to_fit
+from jremat.estimate.fit import Way, fit, ways_to_fit
 from jremat.policy.files import write_whole
 from jremat.report.ledger import of_ledger
 from jremat.terminal import tables
@@ -109,8 +110,8 @@ def show(
         if hbm_bytes is not None:
             tables.show(out, f"fits in {human(hbm_bytes)}: {fit_word(ledger, hbm_bytes)}")
             if fit(ledger.peak_bytes, hbm_bytes) == "tight":
-                reason = f"within the estimate's error ({ERROR:.0%}) and the margin for workspaces ({MARGIN:.0%})"
-                tables.show(out, f"tight: {reason}")
+                error, margin = f"the estimate's error ({ESTIMATE.error:.0%})", f"({ESTIMATE.margin:.0%})"
+                tables.show(out, f"tight: within {error} and the margin for workspaces {margin}")
     else:
         out.print(of_policies(counted, title, hbm_bytes))
     if refused:

@@ -15,16 +15,18 @@ SOURCES = sorted(
 )
 # What each folder may import of ours, besides itself; a file that stands in no folder is its own. `models` and
 # `policies` never meet: a model is given its policy.
-_MODEL = {"jremat.jax_internals", "jremat.policy", "jremat.graph", "jremat.estimate"}
+_MODEL = {"jremat.jax_internals", "jremat.calibration", "jremat.policy", "jremat.graph", "jremat.estimate"}
 ALLOWED: dict[str, set[str]] = {
     "jremat.quiet_cuda": set(),
     "jremat.callable_package": set(),
     "jremat.jax_internals": set(),
+    "jremat.calibration": set(),
     "jremat.policy": {"jremat.jax_internals"},
-    "jremat.graph": {"jremat.policy", "jremat.jax_internals"},
+    "jremat.graph": {"jremat.policy", "jremat.jax_internals", "jremat.calibration"},
     "jremat.transform": {"jremat.policy", "jremat.graph", "jremat.jax_internals"},
     "jremat.estimate": {
         "jremat.jax_internals",
+        "jremat.calibration",
         "jremat.policy",
         "jremat.graph",
         "jremat.transform",

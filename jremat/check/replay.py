@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jremat.calibration import REPLAY
 from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
 from jremat.check.given import a_share, compiling, refuse_abstract, refuse_traced
 from jremat.check.lint import layers_of, under
@@ -25,11 +26,6 @@ from jremat.policy import NONE, LayerPlan, Policy
 from jremat.policy.counts import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.flat import check_lengths, one_layer
-
-# Rounding units by which two compilations of one function may differ: sums taken in another order.
-_UNITS, _UNITS_HALF = 64, 8
-# A gradient that is small beside the largest (a key's bias has none but noise) is held against this share of that one.
-_FLOOR = 0.01
 
 
 @dataclass(frozen=True)
@@ -244,7 +240,7 @@ def _outside(
     return [
         *(_named(f"result {k}", "result", a, b, 0.0) for k, (a, b) in enumerate(zip(results, bare_results))),
         *(
-            _named(path, "gradient", a, b, _FLOOR * largest)
+            _named(path, "gradient", a, b, REPLAY.floor * largest)
             for path, a, b in zip(active, gradients, bare_gradients, strict=True)
         ),
     ]
@@ -290,4 +286,4 @@ def tolerance_of(dtype: str) -> float:
     if not dtype or not jnp.issubdtype(dtype, jnp.inexact):
         return 0.0
     eps = float(jnp.finfo(dtype).eps)
-    return eps * (_UNITS_HALF if eps > 1e-4 else _UNITS)
+    return eps * (REPLAY.units_half if eps > 1e-4 else REPLAY.units)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from jremat.calibration import ESTIMATE
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
@@ -15,19 +16,13 @@ _CHUNK = 512
 _ENOUGH = 3  # ways to choose from
 
 
-MARGIN = 0.05
-"""The share of a device's memory that a program should leave free: fragmentation and libraries' workspaces."""
-ERROR = 0.08
-"""How far a step may need more than the closed form's peak: its worst error on the steps that were compiled."""
-
-
 def fit(peak_bytes: int, hbm_bytes: int) -> Literal["fits", "tight", "no"]:
     """Whether an estimated peak fits a device's memory: surely, only without error and margin, or not.
 
     >>> fit(60, 80), fit(79, 80), fit(81, 80)
     ('fits', 'tight', 'no')
     """
-    if peak_bytes * (1 + ERROR) <= hbm_bytes * (1 - MARGIN):
+    if peak_bytes * (1 + ESTIMATE.error) <= hbm_bytes * (1 - ESTIMATE.margin):
         return "fits"
     return "tight" if peak_bytes <= hbm_bytes else "no"
 

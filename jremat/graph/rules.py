@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jremat.calibration import nearest_compiler
 from jremat.policy.ops import POINTWISE, REDUCTION
 
 ALIASES = frozenset(
@@ -101,9 +102,9 @@ class Rules:
 
 
 CALIBRATED = {
-    "0.10": Rules("0.10.2"),
+    "0.10.2": Rules("0.10.2"),
     # Another scheduler comes after the first there: what it makes of a loop's body is nearest to the depth-first order.
-    "0.12": Rules(
+    "0.12.0.1": Rules(
         "0.12.0.1",
         unlike_matmuls=frozenset({"mixed", "turned"}),
         orders=("depth_first",),
@@ -111,11 +112,9 @@ CALIBRATED = {
         no_siblings=frozenset(),
     ),
 }
-"""By JAX's minor version."""
+"""By JAX's version, ``jremat.calibration.COMPILERS``."""
 
 
 def rules_for(version: str) -> Rules:
-    """The rules of the version named, or of the nearest one below that was calibrated."""
-    key = tuple(int(part) for part in version.split(".")[:2])
-    known = sorted((tuple(int(p) for p in name.split(".")), rules) for name, rules in CALIBRATED.items())
-    return next((rules for found, rules in reversed(known) if found <= key), known[0][1])
+    """The rules of the version named, or of the nearest one below that was calibrated, which is warned of once."""
+    return CALIBRATED[nearest_compiler(version)]

@@ -6,6 +6,7 @@ A model, not a measurement: good for comparing what to recompute, and called mod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from jremat.calibration import ROOFLINE
 from jremat.estimate.hardware import Chip
 from jremat.graph import Graph
 from jremat.graph.graph import Op
@@ -31,10 +32,8 @@ class Roofline:
     """
 
     chip: Chip
-    # A bf16 cuBLAS matmul of 8,192 reaches 0.75 to 0.8 of the sheet's dense peak on H100 (PyTorch's own benchmarks,
-    # and Megatron's best HFU, leave the same); a copy kernel reaches 0.9 of the sheet's bandwidth (BabelStream).
-    matmul_share: float = 0.8
-    bandwidth_share: float = 0.9
+    matmul_share: float = ROOFLINE.matmul
+    bandwidth_share: float = ROOFLINE.bandwidth
 
     def __call__(self, graph: Graph) -> tuple[float, ...]:
         """Seconds of one run of each operation, in order."""

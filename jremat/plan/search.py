@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jremat.calibration import SEARCH
 from jremat.plan.stack import Choice
 from jremat.policy import LayerPlan, Policy
 
@@ -53,7 +54,7 @@ class Found:
 
     def expected_bytes(self, choice: Choice, predicted_peak_bytes: int) -> int:
         """A choice's peak: the compiler's where it was compiled, else the prediction corrected."""
-        return _corrected(choice, predicted_peak_bytes, self.compiled, _REACH)
+        return _corrected(choice, predicted_peak_bytes, self.compiled, SEARCH.reach)
 
 
 def _corrected(choice: Choice, predicted: int, compiled: Iterable[Compiled], reach: float) -> int:
@@ -126,23 +127,23 @@ def search(
         if place is None:
             place = min(range(len(state.choices)), key=state.expected)
         return state.found(place, state.traced(place) <= limit_bytes)
-    for aim in _AIMS:
+    for aim in SEARCH.aims:
         best = state.fastest(k for k, peak in state.compiled.items() if peak <= limit_bytes)
         place = state.next_place(int(limit_bytes * (aim if best is None else 1)), best)
         # Where much of the memory is left over, the prediction was far off, and further compiles are worth their time.
-        wasted = best is not None and place is not None and state.compiled[best] < _USED * limit_bytes
+        wasted = best is not None and place is not None and state.compiled[best] < SEARCH.used * limit_bytes
         if best is not None and len(state.compiled) >= compiles and not wasted:
             break
         # A hair too much is worth a compile where another would be left over, or where what fits is much slower.
         if best is not None and place is None:
-            place = state.likeliest(int(limit_bytes * _HAIR), state.seconds(best))
+            place = state.likeliest(int(limit_bytes * SEARCH.hair), state.seconds(best))
         if not state.compiled and place != 0:
-            much_faster = np.inf if place is None else _MUCH * state.seconds(place)
-            near = state.likeliest(int(limit_bytes * _HAIR), much_faster)
+            much_faster = np.inf if place is None else SEARCH.much_faster * state.seconds(place)
+            near = state.likeliest(int(limit_bytes * SEARCH.hair), much_faster)
             place = place if near is None else near
         if place is None and best is None:
             place = state.likeliest()
-            if place is not None and state.compiled and state.hopeless(place, int(_NEAR * limit_bytes)):
+            if place is not None and state.compiled and state.hopeless(place, int(SEARCH.near * limit_bytes)):
                 break
         if place is None:
             break
@@ -154,7 +155,7 @@ def search(
         if (
             place in state.named
             and place not in state.compiled
-            and not state.hopeless(place, int(_PASSED_OVER * limit_bytes))
+            and not state.hopeless(place, int(SEARCH.passed_over * limit_bytes))
         ):
             state.confirmed(place, confirm)
             if state.compiled[place] <= limit_bytes:
@@ -164,19 +165,11 @@ def search(
         better = improved(state.choices[best])
         if better is not None and better.recompute_seconds < state.seconds(best):
             place = state.place_of(better)
-            if place not in state.compiled and state.expected(place) <= _HAIR * limit_bytes:
+            if place not in state.compiled and state.expected(place) <= SEARCH.hair * limit_bytes:
                 state.confirmed(place, confirm)
                 best = place if state.compiled[place] <= limit_bytes else best
     least = min(state.compiled, key=state.compiled.__getitem__)
     return state.found(least if best is None else best, best is not None)
-
-
-_REACH = 0.25
-"""Share of a peak: what is reported of a choice isn't corrected by a compile of one that keeps more or less by that."""
-_HAIR, _PASSED_OVER, _MUCH, _NEAR, _USED = 1.015, 1.03, 0.8, 1.2, 0.8
-_AIMS = 1, 0.996, 0.985, 0.96, 0.9, 0
-"""Shares of the limit that a choice is expected to need at most, compile by compile as long as none fits: of 77 steps
-half are predicted to within 0.3%, and what is left of that after a correction is less."""
 
 
 class _Search:

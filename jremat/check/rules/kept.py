@@ -5,6 +5,7 @@ from typing import Any
 
 from jax.extend import core
 
+from jremat.calibration import LINT
 from jremat.check.ask import decision, names_heard
 from jremat.check.finding import Finding, Rule
 from jremat.check.rules.kernels import kernels
@@ -16,8 +17,6 @@ from jremat.graph.trace import aval_bytes, user_line
 from jremat.jax_internals import SCAN, inner_jaxprs, is_call, opened, tagged_name
 from jremat.policy import OFFLOAD, RECOMPUTE
 
-# A key has at most four words; a mask has more elements.
-_KEY_WORDS = 16
 _BITS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "random_gamma"})
 
 
@@ -118,7 +117,7 @@ def _with_repeats(jaxpr: Any, repeats: int = 1) -> Iterator[tuple[Any, int]]:
 def _random(jaxpr: Any, var: Any) -> Any:
     """The equation that made a value out of random bits and nothing that floats, or None."""
     makers = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    if var not in makers or getattr(var.aval, "size", 0) <= _KEY_WORDS:
+    if var not in makers or getattr(var.aval, "size", 0) <= LINT.key_words:
         return None
     drawn, todo, seen = False, [var], set()
     while todo:
@@ -131,7 +130,7 @@ def _random(jaxpr: Any, var: Any) -> Any:
             if aval_bytes(v.aval) and v in jaxpr.invars and _floats(v) and v.aval.size > 1:
                 return None
             continue
-        drawn |= any(e.primitive.name in _BITS and e.outvars[0].aval.size > _KEY_WORDS for e, _, _ in _steps(eqn))
+        drawn |= any(e.primitive.name in _BITS and e.outvars[0].aval.size > LINT.key_words for e, _, _ in _steps(eqn))
         todo += [u for u in eqn.invars if not isinstance(u, core.Literal)]
     return makers[var] if drawn else None
 

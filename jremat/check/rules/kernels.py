@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jremat.calibration import LINT
 from jremat.check.ask import decision
 from jremat.check.finding import Finding, Rule
 from jremat.check.rules.costs import rerun_flops
@@ -20,9 +21,6 @@ from jremat.policy import RECOMPUTE, SAVE, Policy
 from jremat.policy.ops import ATTENTION
 from jremat.transform.checkpoint import checkpoint
 
-# A kernel's log-sum-exp is 1/d of its output: saving no more than this share of what is kept is saving nothing.
-_NOTHING = 0.1
-_NEARLY_ALL = 0.9
 # What may stand between a kernel's output and its name without being work.
 _LAYOUT = frozenset(
     {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "sharding_constraint", "copy"}
@@ -78,11 +76,11 @@ def _core_attention(subject: Subject) -> Iterator[Finding]:
             )
     for site in subject.sites:
         fused = next(kernels(site.body), None)
-        if site.around or fused is None or fused.matmul_flops < _NEARLY_ALL * site.graph.matmul_flops:
+        if site.around or fused is None or fused.matmul_flops < LINT.nearly_all * site.graph.matmul_flops:
             continue
         again = rerun_flops(site)
         saved = subject.without([site]).rows.device_bytes - subject.rows.device_bytes
-        if again and saved <= _NOTHING * of_body(site).rows.device_bytes * site.repeats:
+        if again and saved <= LINT.saves_nothing * of_body(site).rows.device_bytes * site.repeats:
             yield Finding(
                 rule=CORE_ATTN_FUSED.slug,
                 message="a remat around a fused attention alone: the kernel already makes its scores again, so its "

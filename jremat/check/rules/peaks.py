@@ -6,16 +6,13 @@ from typing import Any
 
 from jax.extend import core
 
+from jremat.calibration import LINT
 from jremat.check.finding import Finding, Rule
 from jremat.check.sites import equations, is_loop, is_remat
 from jremat.check.subject import Subject, of_site
 from jremat.graph.peak import Moment
 from jremat.graph.trace import aval_bytes, user_line
 from jremat.jax_internals import REMAT_SCOPE, SCAN, inner_jaxprs, is_call, loop_parts, opened, scopes
-
-# Peaks are predicted. Group sizes are compared within one program, two programs less exactly.
-_TOLERANCE = 1.05
-_BETWEEN_PROGRAMS = 1.2
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def _group_size(subject: Subject) -> Iterator[Finding]:
     for groups in groups_of(subject):
         now, best = groups.peak_bytes(groups.size), groups.best
         least = groups.peak_bytes(best)
-        if now > _TOLERANCE * least:
+        if now > LINT.same_program * least:
             spec = "full" if best == 1 else f"every_k:{best}"
             yield Finding(
                 rule=GROUP_SIZE.slug,
@@ -125,7 +122,7 @@ def _rises(subject: Subject) -> Iterator[Finding]:
     needed = max((of_site(site).peak.temp_bytes for site in subject.sites), default=0)
     if saved <= 0 or (subject.sites and needed <= saved):  # what one rerun holds at a time is less than what is saved
         return
-    if subject.peak.temp_bytes > _BETWEEN_PROGRAMS * bare.peak.temp_bytes:
+    if subject.peak.temp_bytes > LINT.two_programs * bare.peak.temp_bytes:
         first = subject.sites[0].source if subject.sites else ""
         yield Finding(
             rule=PEAK_RISES.slug,
@@ -144,7 +141,7 @@ def _side_by_side(subject: Subject) -> Iterator[Finding]:
             continue
         stacks = sum(nbytes for _, nbytes in _replays(of_site(site).gradient, False))
         cost = (len(site.eqns) - 1) * stacks
-        if cost > (_TOLERANCE - 1) * subject.peak.temp_bytes:
+        if cost > (LINT.same_program - 1) * subject.peak.temp_bytes:
             yield Finding(
                 rule=SIDE_BY_SIDE.slug,
                 message=f"{len(site.eqns)} rematted blocks stand one after the other outside of a loop, and the replay "

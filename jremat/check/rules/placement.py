@@ -3,22 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
+from jremat.calibration import LINT
 from jremat.check.finding import Finding, Rule
 from jremat.check.sites import Site, equations, graph_of_jaxpr, is_loop, is_remat
 from jremat.check.subject import Subject, work
 from jremat.jax_internals import SCAN
 
-# Nearly all of a body's work: what a norm or a residual sum adds to a block is less than a tenth.
-_NEARLY_ALL = 0.9
-# A remat that leaves more than this share of the predicted peak saves nothing that is worth a second run: what it does
-# save is one array of a small program, its result, not what the layers keep.
-_SAME_PEAK = 0.85
-
 
 def _double(subject: Subject) -> Iterator[Finding]:
     for site in subject.sites:
         outer = next((s for s in reversed(site.around) if s.loops == site.loops), None)
-        if outer is None or work(site.graph) < _NEARLY_ALL * work(outer.graph):
+        if outer is None or work(site.graph) < LINT.nearly_all * work(outer.graph):
             continue
         known = next(s for s in subject.sites if outer.eqn in s.eqns)
         least = min(subject.without([site]).recomputed, subject.without([known]).recomputed)
@@ -39,10 +34,10 @@ def _whole_loss(subject: Subject) -> Iterator[Finding]:
     for site in subject.sites:
         if site.around or site.repeats > 1 or _bare_scan(site) is not None:
             continue
-        if not work(site.graph) or work(site.graph) < _NEARLY_ALL * work(subject.graph):
+        if not work(site.graph) or work(site.graph) < LINT.nearly_all * work(subject.graph):
             continue
         bare = subject.without([site])
-        if subject.peak.temp_bytes >= _SAME_PEAK * bare.peak.temp_bytes and subject.recomputed > bare.recomputed:
+        if subject.peak.temp_bytes >= LINT.same_peak * bare.peak.temp_bytes and subject.recomputed > bare.recomputed:
             yield Finding(
                 rule=WHOLE_LOSS.slug,
                 message="one remat stands around the whole loss: its rerun makes every activation before the first "
@@ -62,7 +57,7 @@ def _bare(subject: Subject) -> Iterator[Finding]:
         if scan is None:
             continue
         bare = subject.without([site])
-        if subject.peak.temp_bytes >= _SAME_PEAK * bare.peak.temp_bytes and subject.recomputed > bare.recomputed:
+        if subject.peak.temp_bytes >= LINT.same_peak * bare.peak.temp_bytes and subject.recomputed > bare.recomputed:
             length = scan.params["length"]
             yield Finding(
                 rule=BARE_SCAN_BODY.slug,
