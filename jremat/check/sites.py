@@ -10,9 +10,9 @@ from typing import Any
 from jax.extend import core
 
 from jremat.graph.graph import Graph
+from jremat.graph.interpret import with_jaxprs
 from jremat.graph.trace import MARK, REWRITABLE, Program, graph_of, user_line
 from jremat.jax_internals import (
-    COND,
     CUSTOM_VJP,
     PALLAS,
     SCAN,
@@ -165,8 +165,9 @@ def _unmarked_inside(eqn: Any) -> dict[str, Any]:
     new = [unmarked(opened(jaxpr)) for jaxpr in inner]
     if all(opened(one) is other for one, other in zip(inner, new)):
         return {}
-    closed = tuple(core.ClosedJaxpr(n, j.consts) if isinstance(j, core.ClosedJaxpr) else n for n, j in zip(new, inner))
-    return {"branches": closed} if eqn.primitive.name == COND else {"jaxpr": closed[0]}
+    return with_jaxprs(
+        eqn, lambda k, old: core.ClosedJaxpr(new[k], old.consts) if isinstance(old, core.ClosedJaxpr) else new[k]
+    )
 
 
 def is_loop(eqn: Any) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend import core
 
+from jremat.graph.interpret import consts_of, interpret, retraced
 from jremat.graph.trace import MARK, user_line
 from jremat.jax_internals import (
     CUSTOM_JVP,
@@ -88,25 +88,15 @@ def marked(closed: Any, prefix: str = "") -> Marked:
     taps: dict[str, Tap] = {}
     count = itertools.count()
 
-    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], call: Any) -> list[Any]:
-        env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
-        for eqn in jaxpr.eqns:
-            given = [_read(env, v) for v in eqn.invars]
-            inner = inner_jaxprs(eqn)
-            if is_call(eqn):
-                outs = run(opened(inner[0][0]), _consts(inner[0][0]), given, eqn)
-            elif eqn.primitive.name == SCAN or (is_remat(eqn) and "jaxpr" in eqn.params):
-                outs = bind(eqn, given, jaxpr=rebuilt(inner[0][0], call))
-            else:
-                outs = [named(eqn, k, out, call) for k, out in enumerate(bind(eqn, given))]
-            env |= dict(zip(eqn.outvars, outs))
-        return [_read(env, v) for v in jaxpr.outvars]
+    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], around: tuple[Any, ...] = ()) -> list[Any]:
+        return interpret(jaxpr, consts, inputs, rule, around=around)
 
-    def rebuilt(jaxpr: Any, call: Any) -> Any:
-        inner = opened(jaxpr)
-        avals = [v.aval for v in inner.invars]
-        new = jax.make_jaxpr(lambda *inputs: run(inner, _consts(jaxpr), inputs, call))(*avals)
-        return new if isinstance(jaxpr, core.ClosedJaxpr) else new.jaxpr
+    def rule(eqn: Any, given: Sequence[Any], around: tuple[Any, ...]) -> list[Any]:
+        if eqn.primitive.name == SCAN or (is_remat(eqn) and "jaxpr" in eqn.params):
+            body = lambda inner, consts, inputs: run(inner, consts, inputs, around)
+            inside = retraced(inner_jaxprs(eqn)[0][0], body)
+            return bind(eqn, given, jaxpr=inside)
+        return [named(eqn, k, out, innermost(around)) for k, out in enumerate(bind(eqn, given))]
 
     def named(eqn: Any, k: int, out: Any, call: Any) -> Any:
         aval = eqn.outvars[k].aval
@@ -118,7 +108,7 @@ def marked(closed: Any, prefix: str = "") -> Marked:
         return checkpoint_name(out, mark)
 
     avals = [v.aval for v in closed.jaxpr.invars]
-    new = jax.make_jaxpr(lambda *inputs: run(closed.jaxpr, closed.consts, inputs, None))(*avals)
+    new = jax.make_jaxpr(lambda *inputs: run(closed.jaxpr, closed.consts, inputs))(*avals)
     return Marked(new, taps)
 
 
@@ -127,7 +117,7 @@ Tapped = tuple[list[Any], list[Tap], list[Any]]
 
 
 def tapped(
-    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], taps: dict[str, Tap], around: str = "", call: Any = None
+    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], taps: dict[str, Tap], around: tuple[Any, ...] = ()
 ) -> Tapped:
     """Evaluate an open ``jaxpr`` of a marked program, or of its gradient, handing out what bears a name.
 
@@ -137,49 +127,52 @@ def tapped(
     Args:
         consts, inputs: arrays or tracers.
         taps: of the marks.
-        around: the name scopes outside.
-        call: the call that it is inside of.
+        around: the equations that it is inside of.
     """
-    env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
     found: list[Tap] = []
     values: list[Any] = []
-    for eqn in jaxpr.eqns:
-        given, scope = [_read(env, v) for v in eqn.invars], f"{around}/{scopes(eqn)}"
-        more: list[Tap] = []
-        made: list[Any] = []
-        name = tagged_name(eqn.primitive, eqn.params)
-        if is_call(eqn) or is_remat(eqn) or eqn.primitive.name == CUSTOM_JVP:
+
+    def rule(eqn: Any, given: Sequence[Any], around: tuple[Any, ...]) -> Sequence[Any]:
+        inside = (*around, eqn)
+        if is_remat(eqn):
             inner = inner_jaxprs(eqn)[0][0]
-            given = list(lax.optimization_barrier(given)) if is_remat(eqn) else given
-            outs, more, made = tapped(opened(inner), _consts(inner), given, taps, scope, eqn if is_call(eqn) else call)
+            given = list(lax.optimization_barrier(given))
+            outs, more, made = tapped(opened(inner), consts_of(inner), given, taps, inside)
         elif eqn.primitive.name == SCAN:
-            outs, more, made = _scan(eqn, given, taps, scope, call)
+            outs, more, made = _scan(eqn, given, taps, inside)
         else:
-            outs = bind(eqn, given)
+            outs, more, made = bind(eqn, given), [], []
+            name = tagged_name(eqn.primitive, eqn.params)
             if name is not None and _is_plain(eqn.outvars[0].aval):
-                more, made = [_tap(eqn, name, taps, REMAT_SCOPE in scope, call)], outs
-        found, values = found + more, values + made
-        env |= dict(zip(eqn.outvars, outs))
-    return [_read(env, v) for v in jaxpr.outvars], found, values
+                again = any(REMAT_SCOPE in scopes(step) for step in inside)
+                more, made = [_tap(eqn, name, taps, again, innermost(around))], outs
+        found.extend(more)
+        values.extend(made)
+        return outs
+
+    enter = lambda eqn: is_call(eqn) or eqn.primitive.name == CUSTOM_JVP
+    return interpret(jaxpr, consts, inputs, rule, enter, around), found, values
 
 
-def _scan(eqn: Any, given: Sequence[Any], taps: dict[str, Tap], scope: str, call: Any) -> Tapped:
+def innermost(around: tuple[Any, ...]) -> Any:
+    """The innermost call among the equations around another, or None."""
+    return next((eqn for eqn in reversed(around) if is_call(eqn)), None)
+
+
+def _scan(eqn: Any, given: Sequence[Any], taps: dict[str, Tap], inside: tuple[Any, ...]) -> Tapped:
     num_consts, num_carry = loop_parts(eqn)
-    consts, carry, rows = (
-        given[:num_consts],
-        given[num_consts : num_consts + num_carry],
-        given[num_consts + num_carry :],
-    )
+    rows = num_consts + num_carry
     inner = eqn.params["jaxpr"]
     found: list[Tap] = []
 
     def turn(carry: Any, row: Any) -> tuple[Any, Any]:
-        outs, more, values = tapped(opened(inner), _consts(inner), [*consts, *carry, *row], taps, scope, call)
+        inputs = [*given[:num_consts], *carry, *row]
+        outs, more, values = tapped(opened(inner), consts_of(inner), inputs, taps, inside)
         found[:] = more
         return outs[:num_carry], (outs[num_carry:], values)
 
     params = {key: eqn.params[key] for key in ("reverse", "length", "unroll")}
-    last, (stacked, values) = lax.scan(turn, list(carry), list(rows), **params)
+    last, (stacked, values) = lax.scan(turn, list(given[num_consts:rows]), list(given[rows:]), **params)
     return [*last, *stacked], [replace(tap, loops=tap.loops + 1) for tap in found], values
 
 
@@ -192,11 +185,3 @@ def _tap(eqn: Any, name: str, taps: dict[str, Tap], again: bool, call: Any) -> T
 def _is_plain(aval: Any) -> bool:
     dtype = getattr(aval, "dtype", jax.dtypes.float0)
     return dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and not is_ref(aval)
-
-
-def _read(env: dict[Any, Any], v: Any) -> Any:
-    return v.val if isinstance(v, core.Literal) else env[v]
-
-
-def _consts(jaxpr: Any) -> Sequence[Any]:
-    return jaxpr.consts if isinstance(jaxpr, core.ClosedJaxpr) else ()

@@ -4,14 +4,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend import core
 
+from jremat.graph.interpret import interpret, retraced, with_jaxprs
 from jremat.graph.named import bind_named
 from jremat.graph.trace import REWRITABLE
-from jremat.jax_internals import COND, bind, inner_jaxprs, is_call, opened
+from jremat.jax_internals import bind, inner_jaxprs
 
 
 def evaluate(
@@ -31,53 +30,25 @@ def evaluate(
     count = itertools.count()
     active = [x for x in (*consts, *inputs) if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact)]
 
-    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list:
-        env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
+    def named(eqn: Any, given: Sequence[Any], around: tuple[Any, ...]) -> list[Any]:
+        key = f"{prefix}{next(count)}"
+        names = [marks.get(key if k == 0 else f"{key}:{k}") for k in range(len(eqn.outvars))]
+        if inside := _marked_inside(eqn, key, marks):
+            outs = bind(eqn, given, **inside)
+            return [checkpoint_name(out, name) if name else out for out, name in zip(outs, names)]
+        return bind_named(eqn, given, names, active) if any(names) else bind(eqn, given)
 
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, core.Literal) else env[v]
-
-        for eqn in jaxpr.eqns:
-            given = [read(v) for v in eqn.invars]
-            if is_call(eqn):
-                (inner, _), *_ = inner_jaxprs(eqn)
-                outs = run(opened(inner), _consts(inner), given)
-            else:
-                key = f"{prefix}{next(count)}"
-                names = [marks.get(key if k == 0 else f"{key}:{k}") for k in range(len(eqn.outvars))]
-                if inside := _marked_inside(eqn, key, marks):
-                    outs = bind(eqn, given, **inside)
-                    outs = [checkpoint_name(out, name) if name else out for out, name in zip(outs, names)]
-                else:
-                    outs = bind_named(eqn, given, names, active) if any(names) else bind(eqn, given)
-            env |= dict(zip(eqn.outvars, outs))
-        return [read(v) for v in jaxpr.outvars]
-
-    return run(jaxpr, consts, inputs)
-
-
-def _consts(jaxpr: Any) -> Sequence[Any]:
-    return jaxpr.consts if isinstance(jaxpr, core.ClosedJaxpr) else ()
+    return interpret(jaxpr, consts, inputs, named)
 
 
 def _marked_inside(eqn: Any, key: str, marks: Mapping[str, str]) -> dict[str, Any]:
     """The parameters to change so that the marks inside a loop body or a branch are named there."""
     if eqn.primitive.name not in REWRITABLE or not any(mark.startswith(f"{key}/") for mark in marks):
         return {}
-    jaxprs = [jaxpr for jaxpr, _ in inner_jaxprs(eqn)]
-    marked = tuple(
-        _rebuilt(jaxpr, marks, f"{key}/{f'{k}.' if len(jaxprs) > 1 else ''}") for k, jaxpr in enumerate(jaxprs)
-    )
-    return {"branches": marked} if eqn.primitive.name == COND else {"jaxpr": marked[0]}
+    several = len(inner_jaxprs(eqn)) > 1
 
+    def marked(k: int, jaxpr: Any) -> Any:
+        prefix = f"{key}/{f'{k}.' if several else ''}"
+        return retraced(jaxpr, lambda inner, consts, inputs: evaluate(inner, consts, inputs, marks, prefix))
 
-def _rebuilt(jaxpr: Any, marks: Mapping[str, str], prefix: str) -> Any:
-    """The same jaxpr with names inside, closed if it was closed."""
-    inner, consts = opened(jaxpr), _consts(jaxpr)
-    new = jax.make_jaxpr(lambda *inputs: evaluate(inner, consts, inputs, marks, prefix))(
-        *(v.aval for v in inner.invars)
-    )
-    if isinstance(jaxpr, core.ClosedJaxpr):
-        return new
-    assert not new.consts, "an open loop body holds no constants"
-    return new.jaxpr
+    return with_jaxprs(eqn, marked)

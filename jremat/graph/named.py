@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
-from jremat.jax_internals import bind, differentiates, inner_jaxprs, is_call, opened
+from jremat.graph.interpret import interpret
+from jremat.jax_internals import bind, differentiates
 
 Vars = set[Any]
 
@@ -92,30 +93,17 @@ def _run(closed: Any, inputs: Sequence[Any], names: Sequence[str | None]) -> lis
     heads = list(closed.jaxpr.outvars[: len(names)])
     beside = next((name for name in names if name), None)
 
-    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, inputs))
-        read = lambda v: v.val if isinstance(v, core.Literal) else env[v]
-        for step in jaxpr.eqns:
-            given = [read(v) for v in step.invars]
-            if is_call(step):
-                inner = inner_jaxprs(step)[0][0]
-                outs = run(opened(inner), getattr(inner, "consts", ()), given)
-            else:
-                outs = bind(step, given)
-            makes = any(var in heads for var in step.outvars) and any(
-                names
-            )  # the operation, with what the rule needs of it beside
-            for k, var in enumerate(step.outvars):
-                name = names[heads.index(var)] if var in heads else beside if makes else None
-                env[var] = checkpoint_name(outs[k], name) if name else outs[k]
-        outs = [read(v) for v in jaxpr.outvars]
-        made = {v for step in jaxpr.eqns for v in step.outvars}
-        for k, v in enumerate(heads):  # an output that is an input, or a constant
-            if names[k] and (isinstance(v, core.Literal) or v not in made):
-                outs[k] = checkpoint_name(outs[k], names[k])
-        return outs
+    def named(step: Any, given: Sequence[Any], around: tuple[Any, ...]) -> list[Any]:
+        makes = any(names) and any(var in heads for var in step.outvars)  # what the rule needs is made beside
+        found = [names[heads.index(var)] if var in heads else beside if makes else None for var in step.outvars]
+        return _name(bind(step, given), found)
 
-    return run(closed.jaxpr, closed.consts, inputs)
+    outs = interpret(closed.jaxpr, closed.consts, inputs, named)
+    made = {v for step in closed.jaxpr.eqns for v in step.outvars}
+    for k, v in enumerate(heads):  # an output that is an input, or a constant
+        if names[k] and (isinstance(v, core.Literal) or v not in made):
+            outs[k] = checkpoint_name(outs[k], names[k])
+    return outs
 
 
 def _depending(jaxpr: Any, given: Sequence[Any]) -> Vars:
