@@ -12,11 +12,12 @@ COMPILERS = ("0.10.2", "0.12.0.1")
 """The versions of JAX whose compiler is predicted, oldest first; ``python benchmarks/estimate_peak.py`` compares."""
 
 
-@functools.cache  # so that it is said once
+@functools.cache  # once for each version
 def nearest_compiler(version: str) -> str:
     """The calibrated version of JAX whose compiler stands for that of ``version``: the newest that is no newer.
 
-    One that nobody calibrated is warned of, once.
+    Warns:
+        UserWarning: once, for a version whose compiler the rules were never compared with.
 
     >>> nearest_compiler("0.12.1"), nearest_compiler("0.10.5")
     ('0.12.0.1', '0.10.2')
@@ -25,8 +26,9 @@ def nearest_compiler(version: str) -> str:
     nearest = next((known for known in reversed(COMPILERS) if minor(known) <= minor(version)), COMPILERS[0])
     if minor(nearest) != minor(version):
         warnings.warn(
-            f"jax {version}: memory is predicted by what was calibrated on jax {nearest} (of {', '.join(COMPILERS)}), "
-            "and may be further off; jremat.memory compiles, and jremat.plan decides by compiles",
+            f"traced_peak: not calibrated for jax {version}, predicted by the rules for jax {nearest}; "
+            "trust what is compiled: jremat.memory, and jremat.plan with compiles of at least 1",
+            UserWarning,
             stacklevel=3,
         )
     return nearest

@@ -1,10 +1,8 @@
 """The device memory that a step will need at its peak, from its program alone: traced, never compiled."""
 
 import collections
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import jax
@@ -182,7 +180,6 @@ def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:
 def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
     """The prediction for a traced call; see ``traced_peak``."""
     rules = rules_for(version)
-    _warn_if_uncalibrated(version, rules.jax)
     jaxpr, donated = _entered(program.jaxpr)
     donated = [own or path.split("[")[0].split(".")[0] in {f"argument {k}" for k in donate} for own, path in
                zip(donated, program.paths)]  # fmt: skip
@@ -215,17 +212,6 @@ def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
         buffers=tuple(sorted(buffers, key=lambda buffer: -buffer.nbytes)),
         calibrated_on=rules.jax,
     )
-
-
-@cache  # once for each version
-def _warn_if_uncalibrated(version: str, used: str) -> None:
-    if version.split(".")[:2] != used.split(".")[:2]:
-        warnings.warn(
-            f"traced_peak: not calibrated for jax {version}, predicted by the rules for jax {used}; "
-            "trust what is compiled: jremat.memory, and jremat.plan with compiles of at least 1",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def _entered(jaxpr: Any) -> tuple[Any, list[bool]]:
