@@ -7,18 +7,15 @@ under 60 s and 4 GiB of this machine's memory; a 1B Llama at 131,072 tokens with
 axes of that length. Each case is a process of its own, so that its memory is its own.
 """
 
-import json
-import resource
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.policy.files import write_whole
 from jremat.terminal.command_line import run
+from scripts.benchmark import pool
 from scripts.benchmark.config import Case
-from scripts.benchmark.pool import commit
+from scripts.training.files import write_json
 
 LONG = 131_072
 EIGHT_B = [Case("llama3-8b", "full", "h200x8", 8, seq=8192, attention="cudnn", loss_chunk=1024)]
@@ -28,26 +25,13 @@ LONG_CONTEXT = [
 ]
 
 
-def measured(case: Case) -> dict:
-    """The row of one case, with this process's peak memory; run by the parent in a process of its own."""
-    from scripts.startup import start_jax
-
-    start_jax()
-    from scripts.benchmark.measure import row
-
-    found = row(case)
-    return found | {"host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-
-
-def main() -> None:
+def main() -> int:
+    """Compile, print and check; write the rows where a file is named."""
     rows = []
     for case in EIGHT_B + LONG_CONTEXT:
-        code = f"import benchmarks.measure_large as m, json; print(json.dumps(m.measured(m.Case(**{vars(case)!r}))))"
-        root = Path(__file__).resolve().parents[1]
-        said = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-        if said.returncode:
-            sys.exit(f"{case.title}: {said.stderr.strip().splitlines()[-1]}")
-        row = vars(case) | json.loads(said.stdout.splitlines()[-1]) | commit()
+        row = pool.run(case, timeout_seconds=3600) | pool.commit()
+        if "error" in row:
+            sys.exit(f"{case.title}: {row['error']}")
         rows.append(row)
         print(
             f"{case.title}: {row['peak_bytes'] / 2**30:.1f} GiB a device, recompute "
@@ -62,8 +46,9 @@ def main() -> None:
         square = [b for b in row["buffers"] if sum(axis >= LONG for axis in b["shape"]) > 1]
         assert not square, square
     if len(sys.argv) > 1:
-        write_whole(sys.argv[1], json.dumps(rows, indent=1) + "\n")
+        write_json(Path(sys.argv[1]), rows)
+    return 0
 
 
 if __name__ == "__main__":
-    run(lambda: main() or 0, "measure_large")
+    run(main, "measure_large")
