@@ -25,7 +25,7 @@ USAGE = """usage: jremat explain FUNCTION [flags]
        jremat estimate MODEL [flags]
 
 estimate  what a training step needs, in formulas and in bytes; `jremat estimate --help`
-explain   what a function keeps, moves and makes again for its gradient, and why; `jremat explain --help`
+explain   what a function keeps, moves and recomputes for its gradient, and why; `jremat explain --help`
 """
 
 

@@ -88,7 +88,7 @@ ENTRIES = (
         "everything but the attention core",
         "scores, softmax and its dropout; no use under fused attention, and refused there by jremat.checkpoint",
         "Megatron --recompute-activations, --recompute-granularity selective",
-        "Korthikanti et al. 2022, arXiv 2205.05198, section 5 (there the context is made again too)",
+        "Korthikanti et al. 2022, arXiv 2205.05198, section 5 (there the context is recomputed too)",
         aliases=("core_attn",),
     ),
     _entry(

@@ -2,7 +2,7 @@
 
     python scripts/compare_torch.py --json compare.json
 
-Bytes kept and matmuls done again are those of the stack of blocks; loss, gradients, peak and time those of the whole
+Bytes kept and matmuls recomputed are those of the stack of blocks; loss, gradients, peak and time those of the whole
 step. Needs PyTorch 2.13. Exit codes: 0 all that must hold does; 1 something doesn't; 2 something that the user can put
 right, said in one line.
 """

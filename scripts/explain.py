@@ -1,4 +1,4 @@
-"""What one of our models keeps, moves and makes again under a policy, value by value, and why.
+"""What one of our models keeps, moves and recomputes under a policy, value by value, and why.
 
     python scripts/explain.py --model gpt2 --policy save_only_matmuls --against full --html gpt2.html
 

@@ -3,7 +3,7 @@
     python docs/examples/your_model.py
 
 Each section has one model and puts three policies on it. It prints what the forward pass keeps for the backward pass,
-and the matmul FLOPs that are done again, as a share of those that a step needs; nothing is run for that, and no GPU is
+and the matmul FLOPs that are recomputed, as a share of those that a step needs; nothing is run for that, and no GPU is
 asked for. At the end a name is misspelt on purpose, and a planner is asked for the best policy under a budget. To see
 every value, and why it is kept:
 
@@ -31,7 +31,7 @@ TOKENS, WIDTH, HIDDEN, LAYERS = 512, 256, 1024, 4
 X = jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32)
 
 # Three of the specs that `python -m policies` lists. `none` keeps everything, `full` keeps a block's input and makes
-# the rest again, and `save:up` keeps the values that are tagged "up" and makes the rest again.
+# the rest again, and `save:up` keeps the values that are tagged "up" and recomputes the rest.
 SPECS = ("none", "save:up", "full")
 
 # For the planner: a deeper model, and what a device has for its whole training step.
@@ -132,7 +132,7 @@ def function(spec: str = "save:up"):
 
 
 def numbers(title: str, model) -> None:
-    """Print what each policy keeps, and what it makes again."""
+    """Print what each policy keeps, and what it recomputes."""
     print(f"\n{title}")
     for spec in SPECS:
         loss, args = model(spec)

@@ -74,7 +74,7 @@ def between_runs(taps: Sequence[Tap], one: Sequence[Any], two: Sequence[Any]) ->
 
 
 def of_reruns(taps: Sequence[Tap], values: Sequence[Any]) -> list[tuple[Tap, float]]:
-    """Each value that remat made again, with how much it differs from the first run's of the same name.
+    """Each value that remat recomputed, with how much it differs from the first run's of the same name.
 
     Of several of a name (the turns of a loop, the layers of a stack, a tag that is used twice) the nearest counts.
     """

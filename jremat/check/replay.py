@@ -1,4 +1,4 @@
-"""Proof by values that what remat makes again is what the first run made."""
+"""Proof by values that what remat recomputes is what the first run made."""
 
 import functools
 import warnings
@@ -39,7 +39,7 @@ class Replay:
         largest_difference: the largest share by which two values differ.
         first_difference: the first value, in the program's order, that differs by more than its tolerance.
         values_compared: how many: of both traces, both runs, the reruns, the results and the gradients.
-        values_rerun: how many of them remat made again.
+        values_rerun: how many of them remat recomputed.
 
     >>> print(Replay(True, True, 1e-5, 0.0, None, values_compared=12, values_rerun=3))
     equal bit for bit: 12 values compared, 3 of them recomputed
@@ -75,11 +75,11 @@ def replay(
     compiler_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Replay:
-    """Runs ``f`` with and without remat, and holds every value that is made again against the first run's.
+    """Runs ``f`` with and without remat, and holds every value that is recomputed against the first run's.
 
     Four comparisons, in this order: two traces of ``f`` (a counter, a global, ``np.random`` at trace time show); two
     runs of one program, value by value (a callback that returns another value shows); in the gradient's program, each
-    value that remat makes again against the first run's; and results and gradients with remat and without.
+    value that remat recomputes against the first run's; and results and gradients with remat and without.
     Keys and arguments are the same throughout. It keeps every value, so use a small batch.
 
     Args:
@@ -201,7 +201,7 @@ def _traced_anew(f: Callable[..., Any], args: Any, kwargs: Any, **static: Any) -
 def _inside(
     run: Callable[..., Any], taps: dict[str, Tap], arrays: Sequence[Any], compile_: Callable[..., Any]
 ) -> list[Difference]:
-    """Two runs of one program, value by value, and in it what remat makes again against the first run."""
+    """Two runs of one program, value by value, and in it what remat recomputes against the first run."""
     closed = jax.make_jaxpr(run)(*arrays)
     found: list[Tap] = []
 

@@ -96,7 +96,7 @@ class Subject:
 
     @property
     def recomputed(self) -> int:
-        """FLOPs done again: of matmuls, or of everything where no matmul is in it."""
+        """FLOPs recomputed: of matmuls, or of everything where no matmul is in it."""
         return chosen(self.flops, self.graph)
 
     @cached_property
@@ -179,7 +179,7 @@ def active_places(avals: Sequence[Any]) -> list[int]:
 
 
 def chosen(counted: Flops, graph: Graph) -> int:
-    """What of a count is done again: matmuls, or everything where there are none."""
+    """What of a count is recomputed: matmuls, or everything where there are none."""
     kind: FlopCount = counted.matmul if graph.matmul_flops else counted.other
     return kind.recompute
 

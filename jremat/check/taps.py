@@ -62,7 +62,7 @@ class Tap:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the first run's value and the one made again have in common."""
+        """What the first run's value and the one recomputed have in common."""
         return self.mark, self.shape, self.dtype
 
 

@@ -1,4 +1,4 @@
-"""``jremat explain package.module:function``: what a function of one's own keeps, moves and makes again, and why."""
+"""``jremat explain package.module:function``: what a function of one's own keeps, moves and recomputes, and why."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Optional = Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hin
 
 @dataclass(frozen=True)
 class Explain:
-    """What a function keeps, moves to the host and makes again for its gradient, one row a value, and why.
+    """What a function keeps, moves to the host and recomputes for its gradient, one row a value, and why.
 
     Nothing is run. The function is named as package.module:function or file.py:function. Describe its arguments by
     --args, e.g. --args 'f32[8,128]' "{'w': f32[128,512]}" key train=True; or name a function without arguments that

@@ -46,7 +46,7 @@ def matmul_flops(primitive: str, params: Mapping[str, Any], inputs: list[Any], o
     return 0
 
 
-# Matmuls of each fused kernel: scores and context; dV, dP, dQ, dK and the scores done again (FlashAttention, alg. 4).
+# Matmuls of each fused kernel: scores and context; dV, dP, dQ, dK and the scores recomputed (FlashAttention, alg. 4).
 _FUSED_ATTENTION = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 FUSED_RERUN = {"dot_product_attention_bwd_wrapper": (1, 5)}
 

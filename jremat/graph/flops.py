@@ -32,8 +32,8 @@ class FlopCount:
 
     Args:
         model: needed once: forward and backward.
-        recompute: done again by remat.
-        rerun: done again inside a fused kernel's backward; in HFU but no policy's doing.
+        recompute: recomputed by remat.
+        rerun: recomputed inside a fused kernel's backward; in HFU but no policy's doing.
     """
 
     model: int = 0
@@ -98,7 +98,7 @@ class Flops:
 
     @property
     def recompute(self) -> int:
-        """Matmul FLOPs done again by remat."""
+        """Matmul FLOPs recomputed by remat."""
         return self.matmul.recompute
 
     @property
@@ -126,7 +126,7 @@ class Flops:
 
 
 def flops(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Flops:
-    """What a gradient computation costs: FLOPs needed, done again by remat, and done in all.
+    """What a gradient computation costs: FLOPs needed, recomputed by remat, and done in all.
 
     Counted on live code: what no output needs is not counted, so count ``jax.value_and_grad``, as a training step runs
     it; ``jax.grad`` of a block alone has no forward pass left. What remat does again is told by the scope under which

@@ -27,7 +27,7 @@ def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
         return True
     movers = sum(reader.name == "relaid" for reader in readers)
     if 0 < movers < len(readers) and op.name != "convert_element_type":
-        return False  # a kernel that moves what it makes doesn't make again what others need too
+        return False  # a kernel that moves what it makes doesn't recompute what others need too
     # Making it in each of its readers must not move more bytes than writing it once, nor repeat dear arithmetic.
     if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes and not _few_tanh(op, readers, rules):
         return False

@@ -131,7 +131,7 @@ class _Reader:
         inner = opened(inner_jaxprs(eqn)[_branch(eqn)][0])
         given = inputs[len(inputs) - len(inner.invars) :]
         if eqn.primitive.name == REMAT and eqn.params.get("prevent_cse", True):
-            # JAX puts an optimization barrier before what is made again: all of its inputs must be there
+            # JAX puts an optimization barrier before what is recomputed: all of its inputs must be there
             given = self._barrier(eqn, given)
         scope = {var: Value(var.aval, device_bytes(var.aval), held=True) for var in inner.constvars}
         scope |= dict(zip(inner.invars, given))

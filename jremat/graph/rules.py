@@ -21,7 +21,7 @@ ALIASES = frozenset(
 """The result is the input's own memory."""
 
 FREE = frozenset({"broadcast_in_dim", "iota", "broadcast", "full", "rng_uniform"})
-"""Made from nothing, or from little: done again in every kernel that reads it."""
+"""Made from nothing, or from little: recomputed in every kernel that reads it."""
 
 LAYOUT = frozenset(
     {"transpose", "slice", "dynamic_slice", "pad", "concatenate", "rev", "gather", "slice of a stack", "split"}
@@ -65,9 +65,9 @@ class Rules:
         jax: the version whose compiler it was read from.
         entered: primitives whose inside stands in the program as if it were written there.
         opaque: primitives whose inside needs no memory of the program's.
-        cheap_bytes: an array of at most this size is made again whatever it costs.
+        cheap_bytes: an array of at most this size is recomputed whatever it costs.
         few_rows: the exponentials of a softmax over at most so many rows are written when three kernels read them, of
-            more rows made again in each: found by compiling, between 65,536 and 69,632.
+            more rows recomputed in each: found by compiling, between 65,536 and 69,632.
         few_tanh: most rows and elements of an activation that is taken twice; of nine that were compiled, those of
             8,192 rows or 21 million elements are written, those of 4,096 rows and up to 16.8 million aren't.
         unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by

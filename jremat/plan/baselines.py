@@ -53,7 +53,7 @@ def greedy(problem: Problem, budget: Budget) -> Outcome | None:
 def knapsack(problem: Problem, budget: Budget) -> Outcome | None:
     """PyTorch's: an exact 0/1 knapsack over what costly operations make, then a min-cut for bytes.
 
-    An item weighs its bytes and is worth its own operation's time. What is packed is not made again, and under that
+    An item weighs its bytes and is worth its own operation's time. What is packed is not recomputed, and under that
     condition a cut keeps the fewest bytes. Neither knows what an item saves behind it, nor what else a spare byte
     could keep; where the fastest choice of all fits, it is taken.
 
@@ -186,7 +186,7 @@ def _packed(problem: Problem, budget: Budget, items: tuple[_Item, ...], fill: _F
     weights, worths = np.array([i.nbytes for i in free], float), np.array([i.seconds for i in free], float)
     taken = fill(weights, worths, room) if room >= 0 and free else np.zeros(len(free), bool)
     plain = problem.outcome(forced.union(item.mark for item, flag in zip(free, taken) if flag))
-    # What is packed is not made again; everything else may be, free of charge: the cut counts bytes alone.
+    # What is packed is not recomputed; everything else may be, free of charge: the cut counts bytes alone.
     bytes_only = tuple(replace(n, seconds=0.0, forced=n.forced or n.mark in plain.kept) for n in problem.nodes)
     leanest = problem.outcome(cut(replace(problem, nodes=bytes_only), 1.0).outcome.kept | forced)
     return next((o for o in (leanest, plain) if o.kept_bytes <= budget.device_bytes), None)

@@ -148,7 +148,7 @@ class Problem:
         )
 
     def remake(self, outcome: Outcome) -> Outcome:
-        """What it takes to make again all that ``outcome`` keeps, where nothing is kept."""
+        """What it takes to recompute all that ``outcome`` keeps, where nothing is kept."""
         held = set(outcome.held)
         return self._closure([place in held for place in range(len(self.nodes))], frozenset(), frozenset())
 

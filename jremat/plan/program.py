@@ -132,7 +132,7 @@ def read_block(
         keep: tags of values that must not be made twice; a choice by value (top-k, sort, argmax) never is.
         names_only: only the user's own tags can be kept, as plain ``nn.remat`` hears them.
         fetched: so many of the arguments are a layer's parameters: what comes from their floating leaves alone (a cast
-            to bfloat16) is made again by a stack, never kept.
+            to bfloat16) is recomputed by a stack, never kept.
         host_link_bytes_per_second: one direction; None: nothing is offloaded.
 
     Raises:
@@ -284,7 +284,7 @@ def _forced(candidate: Candidate, keep: frozenset[str]) -> bool:
 
 
 def _decisions_kept(nodes: Sequence[Node], decide: Sequence[bool]) -> tuple[Node, ...]:
-    """What a choice by value is made from is kept where the choice must be made again.
+    """What a choice by value is made from is kept where the choice must be recomputed.
 
     JAX's derivative reads the choice's own result, which no tag on it reaches; from the same values it comes out equal.
     """

@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def recompute_share(self) -> float:
-        """Matmul FLOPs done again, as a share of one forward pass through the layers."""
+        """Matmul FLOPs recomputed, as a share of one forward pass through the layers."""
         return self.recompute_flops / max(self.forward_flops, 1)
 
     def save(self, path: str | Path) -> "Plan":

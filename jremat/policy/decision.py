@@ -1,4 +1,4 @@
-"""What may happen to a value that the backward pass reads: kept, kept on the host, or made again."""
+"""What may happen to a value that the backward pass reads: kept, kept on the host, or recomputed."""
 
 import enum
 
@@ -6,8 +6,8 @@ import enum
 class Decision(enum.Enum):
     """One value's fate between the forward and the backward pass.
 
-    ``SAVE`` keeps it in device memory, ``OFFLOAD`` keeps it in pinned host memory, ``RECOMPUTE`` makes it again.
-    Each only *permits*: what the backward pass never reads is neither kept nor made again.
+    ``SAVE`` keeps it in device memory, ``OFFLOAD`` keeps it in pinned host memory, ``RECOMPUTE`` computes it again.
+    Each only *permits*: what the backward pass never reads is neither kept nor recomputed.
 
     >>> stronger(Decision.RECOMPUTE, Decision.OFFLOAD)
     <Decision.OFFLOAD: 'offload'>

@@ -1,4 +1,4 @@
-"""A policy: frozen data that says which values of a block are kept, kept on the host, or made again."""
+"""A policy: frozen data that says which values of a block are kept, kept on the host, or recomputed."""
 
 import functools
 from collections.abc import Iterable, Mapping

@@ -1,1 +1,1 @@
-"""Show it: what a policy keeps and makes again, value by value, as tables, pictures and a page."""
+"""Show it: what a policy keeps and recomputes, value by value, as tables, pictures and a page."""

@@ -1,4 +1,4 @@
-"""What is made again in the backward pass, value by value, with what each costs."""
+"""What is recomputed in the backward pass, value by value, with what each costs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ _ENTERED = frozenset({SCAN, REMAT, SHARD_MAP})
 
 @dataclass(frozen=True)
 class Again:
-    """One value that the backward pass makes again.
+    """One value that the backward pass recomputes.
 
     Args:
         tag: its name, or None.
         aval: of one copy.
-        times: how often it is made again.
+        times: how often it is recomputed.
         primitive: that makes it.
         source: the user's line.
         scope: the name scopes around it, outermost first.
-        flops: of all copies, with what is made again only on the way to it.
+        flops: of all copies, with what is recomputed only on the way to it.
         fetched: only moved, cast or cut out of what is there anyway, such as a layer's weights.
         twin: how many like it, of the same line, are made before it.
     """
@@ -44,7 +44,7 @@ class Again:
 
 
 def made_again(equations: list[Any]) -> Iterator[Again]:
-    """The values that the equations of a backward pass make again.
+    """The values that the equations of a backward pass recompute.
 
     Told are those with a name, those that the derivative reads, and matmuls of another module than the value without a
     name that needs them; the cost of a step on the way to them is counted to the first that needs it, so that the costs

@@ -1,4 +1,4 @@
-"""Two explanations of one function, value by value: what one keeps and the other makes again."""
+"""Two explanations of one function, value by value: what one keeps and the other recomputes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ class State:
     """What becomes of one value, over all layers.
 
     Args:
-        kept_copies, offloaded_copies, again_copies: how many are kept, moved to the host, made again.
+        kept_copies, offloaded_copies, again_copies: how many are kept, moved to the host, recomputed.
         held_bytes: of those that are kept or moved.
-        recompute_flops: matmul FLOPs to make it again.
+        recompute_flops: matmul FLOPs to recompute it.
     """
 
     kept_copies: int = 0

@@ -1,4 +1,4 @@
-"""What a function keeps, offloads and makes again under a policy, one row a value, each with its reason."""
+"""What a function keeps, offloads and recomputes under a policy, one row a value, each with its reason."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ from jremat.report.reasons import SCHEDULED, Rules, why_kept
 from jremat.transform.checkpoint import checkpoint, expect_policy
 
 Fate = Literal["kept", "offloaded", "recomputed", "input"]
-"""What becomes of a value between the passes: kept on the device, in the host's memory, made again; or an argument of
+"""What becomes of a value between the passes: kept on the device, in the host's memory, recomputed; or an argument of
 the function that the backward pass reads too, which is there anyway."""
 
 
@@ -33,14 +33,14 @@ class Row:
         fate: what becomes of it.
         layers: of a plan, that it is of, e.g. ``0-5``; nothing where no plan says.
         shape, dtype: of one copy.
-        copies: how many there are: kept together, or made again one after the other.
+        copies: how many there are: kept together, or recomputed one after the other.
         bytes: of all copies.
         source: the user's line.
         why: it is kept, or read again.
         read_by: operations of the backward pass that need it.
         recompute_flops: matmul FLOPs spent to make all copies again, steps on the way included.
         recompute_other_flops: of the rest.
-        fetched: made again by moving or casting alone, of what is there anyway (weights).
+        fetched: recomputed by moving or casting alone, of what is there anyway (weights).
     """
 
     value: str
@@ -99,7 +99,7 @@ class Explanation:
 
     @property
     def recompute_flops(self) -> int:
-        """Matmul FLOPs done again: what ``jremat.flops`` counts for the gradient."""
+        """Matmul FLOPs recomputed: what ``jremat.flops`` counts for the gradient."""
         return sum(row.recompute_flops for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def explain(
     static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> Explanation:
-    """What ``f`` keeps, offloads and makes again for its gradient, under ``policy`` or as it is, and why.
+    """What ``f`` keeps, offloads and recomputes for its gradient, under ``policy`` or as it is, and why.
 
     Nothing is run. Read from one program of the function and its pullback; kept bytes are ``jremat.residuals``' and the
     recompute is ``jremat.flops``', to the byte and the FLOP.
@@ -241,7 +241,7 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
 
 
 def _merged(again: Iterator[Again], rules: Rules) -> Iterator[Row]:
-    """One row a value, where several loops make it again."""
+    """One row a value, where several loops recompute it."""
     rows: dict[Any, Row] = {}
     for value in again:
         row = _recomputed(value, rules)
@@ -274,7 +274,7 @@ def _recomputed(value: Again, rules: Rules) -> Row:
         copies=value.times,
         bytes=aval_bytes(value.aval) * value.times,
         source=value.source,
-        why="fetched again" if value.fetched else "not kept: made again",
+        why="fetched again" if value.fetched else "not kept: recomputed",
         recompute_flops=value.flops.recompute,
         recompute_other_flops=value.flops.other.recompute,
         fetched=value.fetched,

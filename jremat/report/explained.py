@@ -56,7 +56,7 @@ def totals(found: Explanation) -> list[str]:
         else ""
     )
     cost = f"{human_flops(found.recompute_flops)} in matmuls{share}" if again else "nothing"
-    lines.append(f"made again   {cost}")
+    lines.append(f"recomputed   {cost}")
     if inputs:
         lines.append(f"read anyway  {human(inputs)} of arguments and constants, which are there without a policy")
     if found.unread:
@@ -76,7 +76,7 @@ class Segment:
 
 
 def by_segment(found: Explanation) -> tuple[Segment, ...]:
-    """What each segment of a plan keeps and makes again, first layer first."""
+    """What each segment of a plan keeps and recomputes, first layer first."""
     rows = sorted((row for row in found.of(*FATE_WORDS) if row.layers), key=_first_layer)
     segments = []
     for layers, group in itertools.groupby(rows, key=lambda row: row.layers):

@@ -92,7 +92,7 @@ def _cards(told: Told) -> str:
     cards = [
         (human(timeline.peak_bytes), f"predicted peak: {said(timeline)}"),
         (human(found.kept_bytes), f"kept for the backward pass, {len(found.of('kept'))} values"),
-        (human_flops(found.recompute_flops), f"made again{f', {share}' if share else ''}"),
+        (human_flops(found.recompute_flops), f"recomputed{f', {share}' if share else ''}"),
     ]
     if found.offloaded_bytes:
         cards.insert(2, (human(found.offloaded_bytes), "in the host's memory"))
@@ -246,7 +246,7 @@ def _findings(findings: Sequence[Any]) -> str:
 
 def _notes(timeline: Timeline) -> str:
     said = (
-        "Kept bytes and matmuls made again are exact, read from the program of the function and its gradient. The "
+        "Kept bytes and matmuls recomputed are exact, read from the program of the function and its gradient. The "
         "memory's timeline is predicted from the program; nothing was compiled or run. It assumes:"
     )
     items = "".join(f"<li>{escape(text)}</li>" for text in timeline.assumptions)

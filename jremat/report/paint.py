@@ -8,7 +8,7 @@ LINES: dict[str, tuple[str, str]] = {
     "weights, cast": ("#e3d5c0", "x"),
     "kept for the backward pass": ("#f1bc57", ""),
     "logits and loss": ("#6f8f4e", "."),
-    "made again": ("#f6e7c4", "/"),
+    "recomputed": ("#f6e7c4", "/"),
     "work of the moment": ("#4f9d94", "."),
     "workspace": ("#cfd4da", "x"),
     "other": ("#9aa1ab", ""),

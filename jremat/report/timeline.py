@@ -18,7 +18,7 @@ LINES = {
     "weights cast": "weights, cast",
     "kept activation": "kept for the backward pass",
     "logits and loss": "logits and loss",
-    "recomputed": "made again",
+    "recomputed": "recomputed",
     "activation": "work of the moment",
     "workspace": "workspace",
     "other": "other",

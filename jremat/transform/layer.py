@@ -41,7 +41,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Remade:
-    """A residual computed from parameters and shared values alone, made again in the backward pass."""
+    """A residual computed from parameters and shared values alone, recomputed in the backward pass."""
 
     place: int
 
@@ -92,7 +92,7 @@ def split(block: Flat, layer: Sequence[Any], shared: Sequence[Any], carry: Seque
 
     Kept is what JAX's own derivative of ``block`` reads again and what needs the carry to be computed. A parameter is
     read where it stands, and what is computed from parameters and shared values alone (a cast to bfloat16, a mask from
-    positions) is made again: stacked over the layers it would be a second copy of the model. What comes from a layer's
+    positions) is recomputed: stacked over the layers it would be a second copy of the model. What comes from a layer's
     integers or keys (a dropout mask) is kept, as its policy said.
 
     Args:

@@ -144,7 +144,7 @@ def page() -> str:
     """The whole page."""
     everywhere = table(("MaxText", "here"), DIFFERENCES)
     policies = table(
-        ("`remat_policy`", "here", "kept", "made again", "bytes kept", "matmul FLOPs again"),
+        ("`remat_policy`", "here", "kept", "recomputed", "bytes kept", "matmul FLOPs again"),
         [_none(), *map(_policy, ENTRIES), _custom()],
     )
     tensors = table(("tensor there", "here", *map(code, PLACES)), _tensors())

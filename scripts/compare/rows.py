@@ -58,9 +58,9 @@ def differences(
 
 def _why(name: str, ours: int, theirs: int, read: Mapping[str, int], listed: bool) -> str:
     if ours > theirs:
-        return "JAX keeps it; PyTorch makes it again"
+        return "JAX keeps it; PyTorch recomputes it"
     if name in read:
-        return "PyTorch keeps it; JAX makes it again from what it keeps"
+        return "PyTorch keeps it; JAX recomputes it from what it keeps"
     if listed:
         return "PyTorch keeps it as it is listed, though the backward never reads it"
     return "PyTorch's derivative of the op reads it; the op here has its own, which doesn't"

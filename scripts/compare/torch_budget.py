@@ -1,6 +1,6 @@
 """Blocks under ``torch.compile``'s ``activation_memory_budget``: AOTAutograd's partitioner, on any device.
 
-The partitioner decides what is kept and what is done again. Its graphs are run by eager PyTorch's kernels, as what
+The partitioner decides what is kept and what is recomputed. Its graphs are run by eager PyTorch's kernels, as what
 Inductor would make of them keeps and does again the same.
 """
 

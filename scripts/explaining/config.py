@@ -16,7 +16,7 @@ class Model(config.Model):
 
 @dataclass(frozen=True)
 class Explain:
-    """What a model's loss keeps, moves to the host and makes again for its gradient, one row a value, and why.
+    """What a model's loss keeps, moves to the host and recomputes for its gradient, one row a value, and why.
 
     Nothing is compiled or run. `jremat explain package.module:function` does the same for a function of your own.
     """

@@ -205,6 +205,6 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
 def _recompute(summary: Mapping[str, Any], hfu: str) -> str:
     again = summary["recompute_flops_per_step"]
     if not again:
-        return "no matmul is done again"
+        return "no matmul is recomputed"
     share = again / summary["model_flops_per_step"]
     return f"{again:.3e} FLOPs per step, {share:.1%} of the model FLOPs, counted on the program; HFU {hfu}"

@@ -265,7 +265,7 @@ def routed(policy):
 
 
 def big_then_small(policy):
-    """The scores are large, the choice from them is small, and while they are made again a large gradient waits."""
+    """The scores are large, the choice from them is small, and while they are recomputed a large gradient waits."""
 
     def choose(x, table, row):
         place = (x @ table.T > 0).astype(jnp.int32).sum(-1, keepdims=True)
@@ -297,7 +297,7 @@ def deep(layers):
     return jax.ShapeDtypeStruct((layers, H, H), jnp.float32), LONG
 
 
-LONG = jax.ShapeDtypeStruct((2**16, H), jnp.float32)  # 4 MiB: what is small a compiler makes again for nothing
+LONG = jax.ShapeDtypeStruct((2**16, H), jnp.float32)  # 4 MiB: what is small a compiler recomputes for nothing
 
 
 def scan_inside(ws, x):

@@ -195,7 +195,7 @@ def test_it_is_quiet_as_a_process(folder):
 
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=True)
-    assert done.stderr == "" and "made again" in done.stdout
+    assert done.stderr == "" and "recomputed" in done.stdout
 
 
 def test_complex_arrays_are_explained(folder, capsys):

@@ -88,7 +88,7 @@ class TestStrictlyBetterByHand:
         # which is no item, spares the 10 s for both.
         nodes = node((), 4, 10.0, "a", needed=False), node((0,), 4, 1.0, "b"), node((0,), 4, 1.0, "c")
         assert best(Problem(nodes), Budget(4)).recompute_seconds == 2  # a kept, b and c made from it
-        assert wide_knapsack(Problem(nodes), Budget(4)).recompute_seconds == 11  # b kept; a and c made again
+        assert wide_knapsack(Problem(nodes), Budget(4)).recompute_seconds == 11  # b kept; a and c recomputed
 
     def test_a_greedy_knapsack_leaves_room_that_nothing_fits(self):
         sizes = ((3, 4.0), (5, 5.0), (5, 5.0))

@@ -187,5 +187,5 @@ def test_one_leaf_that_is_off_is_found_whatever_the_others_do():
 def test_differences_say_what_jax_makes_again():
     rows = differences({"query": 8, "x": 4}, {"query": 4, "mlp_norm": 2}, {"mlp_norm": 2}, listed=True)
     whys = {row["tensor"]: row["why"] for row in rows}
-    assert whys["query"] == whys["x"] == "JAX keeps it; PyTorch makes it again"
-    assert whys["mlp_norm"] == "PyTorch keeps it; JAX makes it again from what it keeps"
+    assert whys["query"] == whys["x"] == "JAX keeps it; PyTorch recomputes it"
+    assert whys["mlp_norm"] == "PyTorch keeps it; JAX recomputes it from what it keeps"

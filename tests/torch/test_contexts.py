@@ -52,7 +52,7 @@ def run_of(spec, size):
 
 
 NONE = 16 + PROBS + STATS
-# values kept, and FLOPs done again, in PyTorch
+# values kept, and FLOPs recomputed, in PyTorch
 GPT = {
     "none": (NONE, 0.0),
     "full": (1, None),

@@ -45,7 +45,7 @@ def _saves_nothing(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 rule=SAVES_NOTHING.slug,
                 message=f"the policy leaves out {', '.join(left_out)}, but keeps the value before each tag in its "
-                "place: nothing is made again",
+                "place: nothing is recomputed",
                 place=site.source,
                 cure=f"jremat.checkpoint(f, policies.get('but:{','.join(left_out)}')), which decides on the value",
                 cost_bytes=by_itself,
@@ -198,7 +198,7 @@ SAVES_NOTHING = Rule(
 DROPOUT_MASK = Rule(
     "dropout-mask",
     "dropout masks kept under remat",
-    "a mask is a byte an element; the key that makes it again is eight bytes",
+    "a mask is a byte an element; the key that it is drawn from takes eight bytes",
     "draw the mask inside the remat",
     _masks,
 )

@@ -109,7 +109,7 @@ def _dropped(subject: Subject) -> Iterator[Finding]:
 UNKNOWN_NAME = Rule(
     "unknown-name",
     "a policy by name saves nothing, or offloads nothing",
-    "a name that no value bears is no error to JAX: the value stays unkept and is made again",
+    "a name that no value bears is no error to JAX: the value stays unkept and is recomputed",
     "put the name on the value, or name what is there",
     _unknown,
 )

@@ -20,7 +20,7 @@ def _double(subject: Subject) -> Iterator[Finding]:
         if subject.recomputed > least:
             yield Finding(
                 rule=DOUBLE_REMAT.slug,
-                message=f"a remat inside the remat of {outer.source} holds the same block: the outer one makes again "
+                message=f"a remat inside the remat of {outer.source} holds the same block: the outer one recomputes "
                 "what the inner one reruns or keeps",
                 place=site.source,
                 cure="keep one of the two: the one with the policy that you mean",

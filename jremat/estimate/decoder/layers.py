@@ -175,7 +175,7 @@ silu.defvjp(_silu_forward, _silu_backward)
 
 @jax.custom_vjp
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """``silu(gate) * up``; keeps gate and up, the SiLU is made again.
+    """``silu(gate) * up``; keeps gate and up, the SiLU is recomputed.
 
     Args:
         gate, up: one shape.

@@ -13,7 +13,7 @@ from jremat.estimate.decoder.loop import counted
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """``logsumexp(logits) - logits[label]`` of each row, in float32.
 
-    Keeps the logits in their own dtype and the log-sum-exp of each row; the softmax is made again.
+    Keeps the logits in their own dtype and the log-sum-exp of each row; the softmax is recomputed.
 
     Args:
         logits: [..., v].
