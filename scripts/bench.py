@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jremat.terminal import tables
-from jremat.terminal.command_line import fail, parse, run, say, unwritten
+from jremat.terminal.command_line import command, fail, parse, run, say
 from jremat.terminal.text import printable
 from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
@@ -35,24 +35,17 @@ from scripts.startup import start_jax
 PROGRAM = "bench"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        bench = parse(Bench, PROGRAM, argv)
-        bench.check()
-        chosen = list(suite.gpu(bench.suite_size) if bench.suite == "gpu" else cases(bench))
-        if bench.suite == "none":
-            _check_names(bench)
-        rows = Rows(bench.json, commit())
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    console = tables.console()
+    bench = parse(Bench, PROGRAM, argv)
+    bench.check()
+    chosen = list(suite.gpu(bench.suite_size) if bench.suite == "gpu" else cases(bench))
+    if bench.suite == "none":
+        _check_names(bench)
+    rows, console = Rows(bench.json, commit()), tables.console()
     try:
         _run(bench, chosen, rows, console)
-    except BrokenPipeError:
-        raise  # whoever read the output has had enough of it: no error to tell
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
     except KeyboardInterrupt:
         return fail(PROGRAM, "stopped; the rows so far are kept" if bench.json else "stopped", 130)
     found = list(rows.of(chosen))

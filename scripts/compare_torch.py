@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jremat.policy.files import write_whole
-from jremat.terminal.command_line import fail, parse, run, unwritten
+from jremat.terminal.command_line import command, fail, parse, run
 from jremat.terminal.tables import console, show
 from jremat.terminal.text import printable
 from scripts.compare.config import Compare
@@ -34,16 +34,13 @@ PROGRAM = "compare_torch"
 PIP = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        compare = parse(Compare, PROGRAM, argv).chosen()
-        compare.check()
-        if importlib.util.find_spec("torch") is None:
-            raise ValueError(f"PyTorch is not installed; {PIP}")
-    except ValueError as error:
-        return fail(PROGRAM, error)
-
+    compare = parse(Compare, PROGRAM, argv).chosen()
+    compare.check()
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError(f"PyTorch is not installed; {PIP}")
     os.environ["JAX_PLATFORMS"] = "cpu"  # also beside a GPU: both sides are compared on one device, in float32
     from scripts.startup import start_jax  # what follows imports JAX
 
@@ -63,12 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             rows += on_the_gpu(compare.minutes)
         return _report(compare, rows)
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    except BrokenPipeError:
-        raise  # whoever read the output has had enough of it: no error to tell
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
     except KeyboardInterrupt:
         return fail(PROGRAM, "stopped; the rows so far are kept" if compare.json else "stopped", 130)
 

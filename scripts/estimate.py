@@ -24,7 +24,7 @@ from jremat.estimate.fit import Way, fit, ways_to_fit
 from jremat.policy.files import write_whole
 from jremat.report.ledger import of_ledger
 from jremat.terminal import tables
-from jremat.terminal.command_line import fail, parse, run, unwritten, warn
+from jremat.terminal.command_line import command, parse, run, warn
 from jremat.terminal.tables import human
 from jremat.terminal.text import printable
 from scripts.estimating.config import Asked, Estimate, understood, zoo
@@ -35,25 +35,19 @@ from scripts.startup import start_jax
 PROGRAM = "estimate"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        flags = parse(Estimate, PROGRAM, argv)
-        asked = understood(flags)
-        start_jax()
-        hbm_bytes = read_bytes("hbm", flags.hbm)
-        counted, refused = count(asked)
-        ways = () if hbm_bytes is None else ways_for(asked, counted, hbm_bytes)
-        beside = textbook.beside(asked.run.config, asked.run.batch, asked.run.seq) if flags.textbook else ()
-        if flags.json:
-            write(flags.json, asked, counted, refused, ways, hbm_bytes)
-        drawn = draw(flags, asked, hbm_bytes) if flags.sweep == "seq" else []
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    except BrokenPipeError:
-        raise  # whoever read the output has had enough of it: no error to tell
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
+    flags = parse(Estimate, PROGRAM, argv)
+    asked = understood(flags)
+    start_jax()
+    hbm_bytes = read_bytes("hbm", flags.hbm)
+    counted, refused = count(asked)
+    ways = () if hbm_bytes is None else ways_for(asked, counted, hbm_bytes)
+    beside = textbook.beside(asked.run.config, asked.run.batch, asked.run.seq) if flags.textbook else ()
+    if flags.json:
+        write(flags.json, asked, counted, refused, ways, hbm_bytes)
+    drawn = draw(flags, asked, hbm_bytes) if flags.sweep == "seq" else []
     for remark in asked.remarks:
         warn(PROGRAM, remark)
     show(asked, counted, refused, ways, hbm_bytes)

@@ -16,35 +16,25 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jremat.command.output import present
-from jremat.terminal.command_line import fail, parse, run, unwritten
+from jremat.terminal.command_line import command, parse, run
 from scripts.explaining.config import Explain
 
 PROGRAM = "explain"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        flags = parse(Explain, PROGRAM, argv)
-        flags.check()
-    except ValueError as error:
-        return fail(PROGRAM, error)
+    flags = parse(Explain, PROGRAM, argv)
+    flags.check()
 
     from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     from scripts.explaining.subject import subject
 
-    try:
-        chosen = subject(flags, flags.policy)
-        against = subject(flags, flags.against) if flags.against else None
-        present(chosen, against, flags.output)
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    except BrokenPipeError:
-        raise  # whoever read the output has had enough of it: no error to tell
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
+    against = subject(flags, flags.against) if flags.against else None
+    present(subject(flags, flags.policy), against, flags.output)
     return 0
 
 

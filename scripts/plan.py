@@ -20,29 +20,19 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jremat.policy.files import write_whole
-from jremat.terminal.command_line import fail, parse, run, say, unwritten, warn
+from jremat.terminal.command_line import command, fail, parse, run, say, warn
 from scripts.planning.config import Planning
 from scripts.startup import start_jax
 
 PROGRAM = "plan"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        flags = parse(Planning, PROGRAM, argv)
-        flags.check()
-        start_jax()
-        return _run(flags)
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    except BrokenPipeError:
-        raise  # whoever read the output has had enough of it: no error to tell
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
-
-
-def _run(flags: Planning) -> int:
+    flags = parse(Planning, PROGRAM, argv)
+    flags.check()
+    start_jax()
     from jremat.measure import CompileError, TargetError, target
     from jremat.measure.targets import require_plugin
     from jremat.plan.result import DoesNotFit

@@ -10,7 +10,7 @@ import tyro
 
 from jremat.command.output import Files
 from jremat.policy.files import write_whole
-from jremat.terminal.command_line import fail, parse, unwritten, warn
+from jremat.terminal.command_line import command, fail, parse, warn
 
 if TYPE_CHECKING:
     from jremat.estimate.ledger import Ledger
@@ -65,13 +65,11 @@ class Estimate:
     """Write every figure there."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        flags = parse(Estimate, PROGRAM, argv)
-        sizes = read_sizes(flags.sizes)
-    except ValueError as error:
-        return fail(PROGRAM, error)
+    flags = parse(Estimate, PROGRAM, argv)
+    sizes = read_sizes(flags.sizes)
 
     from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
@@ -82,15 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         ledger, remarks = _ledger(flags, sizes)
-        if flags.json:
-            write_whole(flags.json, json.dumps(ledger.to_dict(), indent=1) + "\n")
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
     except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
         hint = "; a size that the code computes with can't be a letter: write a number" if flags.sizes else ""
         return fail(PROGRAM, f"function: tracing {flags.model} raised {what(error)}{hint}")
+    if flags.json:
+        write_whole(flags.json, json.dumps(ledger.to_dict(), indent=1) + "\n")
     for remark in remarks:
         warn(PROGRAM, remark)
     console().print(of_ledger(ledger, f"{flags.model}, {flags.policy}"))

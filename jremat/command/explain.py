@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from jremat.command.output import Output, Subject, present
-from jremat.terminal.command_line import fail, parse, unwritten
+from jremat.terminal.command_line import command, fail, parse
 
 PROGRAM = "jremat explain"
 Optional = Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hint="(optional)")]
@@ -36,36 +36,27 @@ class Explain:
     output: Output = field(default_factory=Output)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(PROGRAM)
+def main(argv: Sequence[str] | None) -> int:
     """Run the command line ``argv``; returns the exit code."""
-    try:
-        flags = parse(Explain, PROGRAM, argv)
-        flags.output.check()
-        if flags.layers < 0:
-            raise ValueError(f"layers: expected 0 or more, got {flags.layers}")
-    except ValueError as error:
-        return fail(PROGRAM, error)
+    flags = parse(Explain, PROGRAM, argv)
+    flags.output.check()
+    if flags.layers < 0:
+        raise ValueError(f"layers: expected 0 or more, got {flags.layers}")
 
     from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     from jremat.command.target import called, function_at, what
 
+    f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
     try:
-        f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
-        try:
-            as_written(f, args, kwargs)
-        except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
-            return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
-        subject = under(flags, flags.policy, f, args, kwargs)
-        against = under(flags, flags.against, f, args, kwargs) if flags.against else None
-        present(subject, against, flags.output)
-    except ValueError as error:
-        return fail(PROGRAM, error)
-    except BrokenPipeError:
-        raise  # whoever read the output has had enough of it: no error to tell
-    except OSError as error:
-        return fail(PROGRAM, unwritten(error))
+        as_written(f, args, kwargs)
+    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+        return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
+    subject = under(flags, flags.policy, f, args, kwargs)
+    against = under(flags, flags.against, f, args, kwargs) if flags.against else None
+    present(subject, against, flags.output)
     return 0
 
 

@@ -7,6 +7,7 @@ an output that is closed or full.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import os
 import re
@@ -28,6 +29,33 @@ _DEAF = ("_xla_gc_callback", "cb")  # JAX's and the import locks' callbacks, fro
 def run(main: Callable[[], int], program: str) -> NoReturn:
     """Run ``main`` and leave with its exit code, or with that of ``exit_code``."""
     sys.exit(exit_code(main, program))
+
+
+def command(program: str) -> Callable[[Callable[[Sequence[str] | None], int]], Callable[..., int]]:
+    """Makes ``main(argv=None)`` of a function of the arguments: what a user can put right ends it with exit code 2.
+
+    A ``ValueError`` is told in one line on stderr, and so is a file that can't be written. A reader of the output who
+    has had enough of it is no error: ``exit_code``'s.
+
+    Args:
+        program: its name, in front of the line.
+    """
+
+    def of(body: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+        @functools.wraps(body)
+        def main(argv: Sequence[str] | None = None) -> int:
+            try:
+                return body(argv)
+            except ValueError as error:
+                return fail(program, error)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                return fail(program, unwritten(error))
+
+        return main
+
+    return of
 
 
 def exit_code(main: Callable[[], int], program: str) -> int:
