@@ -12,10 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jremat.policy.files import write_json
 from jremat.terminal.command_line import run
 from scripts.benchmark import pool
 from scripts.benchmark.config import Case
-from scripts.training.files import write_json
 
 LONG = 131_072
 EIGHT_B = [Case("llama3-8b", "full", "h200x8", 8, seq=8192, attention="cudnn", loss_chunk=1024)]

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from jremat.terminal.command_line import run
-from scripts.startup import start_jax
+from jremat.terminal.start_jax import start_jax
 
 start_jax()
 

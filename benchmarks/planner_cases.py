@@ -25,7 +25,7 @@ from jremat.plan.program import read_block
 from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy
-from jremat.policy.files import write_whole
+from jremat.policy.files import write_json
 from models.config import get
 from models.remat import remat
 from models.transformer import Carry, block_apply, init_params, layer_shapes, mean_loss
@@ -166,7 +166,7 @@ class Peaks:
             row[figure] = find(*model.step(plan))
             if figure == "compiled":
                 print(f"{time.time() - started:5.1f} s {model.title} {plan.spec[:60]}", file=sys.stderr, flush=True)
-                write_whole(FILE, json.dumps({"versions": versions(TARGET), "peaks": self.rows}, indent=1) + "\n")
+                write_json(FILE, {"versions": versions(TARGET), "peaks": self.rows})
         return row[figure]
 
 

@@ -24,13 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jremat.terminal import tables
 from jremat.terminal.command_line import command, fail, parse, run, say
+from jremat.terminal.start_jax import start_jax
 from jremat.terminal.text import printable
 from scripts.benchmark import pool, suite
 from scripts.benchmark.config import Bench, Case, cases
 from scripts.benchmark.pool import Rows, commit
 from scripts.benchmark.table import label, table
 from scripts.flags import asks_planner
-from scripts.startup import start_jax
 
 PROGRAM = "bench"
 

@@ -7,9 +7,11 @@ step. Needs PyTorch 2.13. Exit codes: 0 all that must hold does; 1 something doe
 right, said in one line.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import signal
 import sys
 import time
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None) -> int:
     if importlib.util.find_spec("torch") is None:
         raise ValueError(f"PyTorch is not installed; {PIP}")
     os.environ["JAX_PLATFORMS"] = "cpu"  # also beside a GPU: both sides are compared on one device, in float32
-    from scripts.startup import start_jax  # what follows imports JAX
+    from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     try:
@@ -105,11 +107,12 @@ def _compared(compare: Compare) -> list[dict[str, Any]]:
 def _write(compare: Compare, rows: list[dict[str, Any]], *, whole: bool) -> None:
     """The rows so far as JSON, ``whole`` once there are no more to come."""
     from scripts.compare.rows import failed
-    from scripts.compare.versions import versions
 
     if compare.json:
         size = {"config": compare.config().to_dict(), "batch": compare.batch, "seq": compare.seq}
-        said = versions() | size | {"whole": whole, "failed": failed(rows), "rows": rows}
+        found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "torch")}
+        where = {"versions": found, "python": platform.python_version(), "machine": platform.machine()}
+        said = where | size | {"whole": whole, "failed": failed(rows), "rows": rows}
         write_whole(compare.json, json.dumps(said, indent=1) + "\n")
 
 

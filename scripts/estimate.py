@@ -6,7 +6,6 @@ The step is traced with letters for its sizes; nothing is compiled or run. Exit 
 fits; 2 something that the user can put right, said in one line.
 """
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,16 +20,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from jremat.calibration import ESTIMATE
 from jremat.estimate import textbook
 from jremat.estimate.fit import Way, fit, ways_to_fit
-from jremat.policy.files import write_whole
+from jremat.policy.files import write_json
 from jremat.report.ledger import of_ledger
 from jremat.terminal import tables
 from jremat.terminal.command_line import command, parse, run, warn
+from jremat.terminal.start_jax import start_jax
 from jremat.terminal.tables import human
 from jremat.terminal.text import printable
 from scripts.estimating.config import Asked, Estimate, understood, zoo
 from scripts.estimating.tables import Counted, fit_word, of_beside, of_policies, of_ways
 from scripts.flags import read_bytes
-from scripts.startup import start_jax
 
 PROGRAM = "estimate"
 
@@ -139,7 +138,7 @@ def write(
         "ways_to_fit": [vars(way) for way in ways],
         "remarks": list(asked.remarks),
     }
-    write_whole(path, json.dumps(figures, indent=1) + "\n")
+    write_json(path, figures)
 
 
 def draw(flags: Estimate, asked: Asked, hbm_bytes: int | None) -> list[Path]:

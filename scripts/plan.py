@@ -7,7 +7,6 @@ target under the one that is chosen; the target need not be here, and times are 
 Exit codes: 0 a plan that fits; 1 nothing fits; 2 something that the user can put right, said in one line.
 """
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while modules load needs no traceback
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jremat.policy.files import write_whole
+from jremat.policy.files import write_json
 from jremat.terminal.command_line import command, fail, parse, run, say, warn
+from jremat.terminal.start_jax import start_jax
 from scripts.planning.config import Planning
-from scripts.startup import start_jax
 
 PROGRAM = "plan"
 
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None) -> int:
     # All files first: whoever reads the tables may stop in the middle.
     saved = answer.plan.save(flags.out) if flags.out else None
     if flags.json:
-        write_whole(flags.json, json.dumps(_figures(answer), indent=1) + "\n")
+        write_json(flags.json, _figures(answer))
     pictures = _draw(answer, flags.plot) if flags.plot else []
     for table in (*sizes, of_kept(answer), of_frontier(answer)):
         out.print(table)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return fail(PROGRAM, f"cannot read {error.filename or 'a file'}: {error.strerror}")
 
-    from scripts.startup import start_jax  # what follows imports JAX
+    from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
     start_jax()
     with uninterrupted():

@@ -1,6 +1,5 @@
 """``jremat estimate package.module:block``: the training memory of a model of one's own, in formulas and in bytes."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from jremat.command.output import Files
-from jremat.policy.files import write_whole
+from jremat.policy.files import write_json
 from jremat.terminal.command_line import command, fail, parse, warn
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Devices:
     context: int = 1
     """Devices that split the sequence, s, everywhere."""
     pipeline: int = 1
-    """Stages of layers, of a config."""
+    """Stages of a config's layers, which they needn't divide."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None) -> int:
         hint = "; a size that the code computes with can't be a letter: write a number" if flags.sizes else ""
         return fail(PROGRAM, f"function: tracing {flags.model} raised {what(error)}{hint}")
     if flags.json:
-        write_whole(flags.json, json.dumps(ledger.to_dict(), indent=1) + "\n")
+        write_json(flags.json, ledger.to_dict())
     for remark in remarks:
         warn(PROGRAM, remark)
     console().print(of_ledger(ledger, f"{flags.model}, {flags.policy}"))

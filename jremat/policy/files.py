@@ -108,6 +108,16 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
             Path(beside).unlink(missing_ok=True)
 
 
+def write_json(path: str | Path, data: Any) -> None:
+    """Write ``data`` as JSON, whole or not at all.
+
+    Raises:
+        OSError: as of ``write_whole``.
+        ValueError: a number that JSON has no word for, or a value that is no JSON.
+    """
+    write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
 def _mode(target: Path) -> int:
     """Of the file that is there, or as ``open`` would make one."""
     if target.exists():

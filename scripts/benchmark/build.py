@@ -69,9 +69,8 @@ def built_under(case: Case, num_devices: int, chosen: Remat) -> Built:
     """The program of a case, whose layers run under ``chosen``."""
     config = config_of(case)
     seq = seq_of(case, config)
-    model = chosen.model(config)
-    if num_devices > 1:
-        model = batch_sharded(model, num_devices)
+    plain = chosen.model(config)
+    model = plain.clone(remat=lambda block: plain.remat(batch_sharded(block, num_devices)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     adamw = optax.adamw(1e-4)
     optimizer = adamw if case.step == "train" else None
@@ -156,33 +155,25 @@ def flops_of(built: Built, case: Case) -> dict[str, int]:
     }
 
 
-def batch_sharded(model: Transformer, num_devices: int) -> Transformer:
-    """``model`` with the stream that enters each block cut along the batch.
+def batch_sharded(block: Any, num_devices: int) -> Any:
+    """The block's class with the stream that enters it cut along the batch.
 
     The parameters are cut too, and left to itself XLA lets their cut decide the activations': each device then computes
     a slice of every token's features. Cut along the batch, it gathers a layer's weights and keeps the tokens apart.
     """
+    if num_devices == 1:
+        return block
 
-    def sharded(block: Any) -> Any:
-        class Sharded(block):
-            def __call__(self, x: jax.Array, *rest: Any, **options: Any) -> jax.Array:
-                return super().__call__(_by_rows(x, num_devices), *rest, **options)
+    class Sharded(block):
+        def __call__(self, x: jax.Array, *rest: Any, **options: Any) -> jax.Array:
+            return super().__call__(_by_rows(x, num_devices), *rest, **options)
 
-        return Sharded
-
-    if model.stack is None:
-        return model.clone(remat=lambda block: model.remat(sharded(block)))
-    stack = model.stack
-    return model.clone(stack=lambda block, params, carry: stack(_sharded(block, num_devices), params, carry))
+    return Sharded
 
 
 def layer_of(config: TransformerConfig, num_devices: int) -> Any:
     """One layer as the executor of stacks runs it in ``build``'s step: what a planner plans."""
-    return block_apply(config) if num_devices == 1 else _sharded(block_apply(config), num_devices)
-
-
-def _sharded(block: Any, num_devices: int) -> Any:
-    return lambda params, carry: block(params, carry._replace(x=_by_rows(carry.x, num_devices)))
+    return block_apply(config, lambda block: batch_sharded(block, num_devices))
 
 
 def _by_rows(x: jax.Array, num_devices: int) -> jax.Array:

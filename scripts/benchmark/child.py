@@ -28,7 +28,7 @@ def answer(case: Case) -> dict[str, Any]:
 
 def main(case: Path, to: Path) -> None:
     """Read the case, leave the answer."""
-    from scripts.startup import start_jax
+    from jremat.terminal.start_jax import start_jax
 
     start_jax()
     found = answer(Case(**json.loads(case.read_text())))

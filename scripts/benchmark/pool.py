@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jremat.policy.files import write_json
 from scripts.benchmark.config import Case
-from scripts.training.files import write_json
 
 FINAL = ("ok", "does_not_fit", "out_of_memory")
 """Statuses that would come out the same again; a row with another one is tried anew when a file is continued."""

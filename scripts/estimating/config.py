@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 import policies
+from jremat.command import estimate as command
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.fit import Run
 from jremat.estimate.huggingface import read
@@ -69,21 +70,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Devices:
+class Devices(command.Devices):
     """How the step is spread."""
 
     data: Annotated[int, tyro.conf.arg(name="replicas", aliases=("--data",))] = 1
     """Data replicas; they divide the batch."""
-    zero: Literal[0, 1, 2, 3] = 0
-    """What the replicas share out: nothing, the optimizer's state, gradients too, weights too (FSDP)."""
-    tensor: int = 1
-    """Devices that split heads, MLP width and vocabulary."""
-    sequence: bool = False
-    """Whether these split the sequence elsewhere."""
-    context: int = 1
-    """Devices that split the sequence everywhere."""
-    pipeline: int = 1
-    """Stages of layers, which they needn't divide."""
     interleave: int = 1
     """Chunks of layers a stage."""
 

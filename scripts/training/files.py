@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jremat.policy.files import write_whole
+from jremat.policy.files import write_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,6 @@ def probe(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"\0")
         file.flush()
-
-
-def write_json(path: Path, data: Mapping[str, Any] | list[Any]) -> None:
-    """Write ``data`` whole or not at all.
-
-    Raises:
-        OSError: nothing is left behind.
-    """
-    write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def write_description(path: Path, data: Mapping[str, Any], resumed: bool) -> list[str]:
@@ -200,6 +191,18 @@ def free_name(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested objects by their paths.
+
+    >>> flat({"seed": 0, "model": {"hidden": 128}})
+    {'seed': 0, 'model.hidden': 128}
+    """
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
 
 
 def ranges(numbers: Sequence[int]) -> str:

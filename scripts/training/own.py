@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from jremat.policy.files import read_json
 from jremat.policy.messages import shown
 from scripts.training.config import Run
-from scripts.training.files import Files
+from scripts.training.files import Files, flat
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ def changes(before: Run, now: Run) -> list[str]:
     >>> changes(Run(), Run(policy="full", steps=300))
     ['policy full (was dots_saveable)', 'steps 300 (was 200)']
     """
-    old, new = _flat(to_json(before)), _flat(to_json(now))
-    skipped = ("out", "resume", "json", "warmup_steps", "decay_steps")
-    return [f"{name} {new[name]} (was {old[name]})" for name in new if old[name] != new[name] and name not in skipped]
+    old, new = flat(to_json(before)), flat(to_json(now))
+    skipped = ("out", "resume", "json", "optimizer.warmup_steps", "optimizer.decay_steps")
+    changed = [path for path in new if old[path] != new[path] and path not in skipped]
+    return [f"{path.rpartition('.')[2]} {new[path]} (was {old[path]})" for path in changed]
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -88,10 +89,3 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name}: expected an object, got {shown(value)}")
     return value
-
-
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value) if isinstance(value, dict) else {name: value}
-    return flat

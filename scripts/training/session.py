@@ -12,12 +12,13 @@ import jax
 from rich.console import Console
 
 from jremat.measure import Peak
+from jremat.policy.files import write_json
 from jremat.terminal.command_line import fail, say, warn
 from jremat.terminal.tables import human
 from scripts.flags import asks_planner
 from scripts.training.config import Run
 from scripts.training.cost import ModelFlops, StepBytes, matmul_peak, model_flops, step_bytes
-from scripts.training.files import make_folder, rewind, write_description, write_json
+from scripts.training.files import make_folder, rewind, write_description
 from scripts.training.loop import Diverged, Outcome, StopSignal, train
 from scripts.training.own import Own, to_json
 from scripts.training.prepare import Job, prepare

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from scripts.training.files import free_name
+from scripts.training.files import flat, free_name
 
 _IN_FLIGHT = 0.5  # seconds after a failed write in which the others of it have ended
 
@@ -192,20 +192,12 @@ def differences(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
     >>> differences({"seed": 0, "model": {"hidden": 128}}, {"seed": 0, "model": {"hidden": 64}})
     ['model.hidden: the snapshot has 128, this run 64']
     """
-    left, right = dict(_flat(saved)), dict(_flat(mine))
+    left, right = flat(saved), flat(mine)
     return [
         f"{name}: the snapshot has {left.get(name, 'none')}, this run {right.get(name, 'none')}"
         for name in sorted({*left, *right})
         if left.get(name) != right.get(name)
     ]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _finished(folder: Path) -> list[Path]:
