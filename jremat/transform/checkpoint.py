@@ -12,7 +12,7 @@ from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
-from jremat.graph.trace import Program, capture, graph_of
+from jremat.graph.trace import MARK, Program, capture, graph_of
 from jremat.jax_internals import remat3_calls_policies, remat3_is_on, weakly_cached
 from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.ops import SELECTABLE
@@ -90,7 +90,7 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     decisions = decisions_for(program, policy, strict=strict)
     if policy.keeps_everything:  # a plan, or names that it requires; they are there
         return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
-    _refuse_lost_offload(policy, decisions)
+    _refuse_lost(policy, decisions)
     outs = _rematted(program, decisions, prevent_cse, policy)(program.consts, arguments.arrays)
     return jax.tree.unflatten(program.out_tree, outs)
 
@@ -133,7 +133,7 @@ def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any
         if not policy.is_identity:
             graph = _graph_for(program, policy)
             check(graph, policy, strict=True)
-            _refuse_lost_offload(policy, decide(graph, policy))
+            _refuse_lost(policy, decide(graph, policy))
 
 
 def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decisions:
@@ -220,11 +220,18 @@ def _by_name(decisions: Decisions) -> Callable[..., Any]:
     )
 
 
-def _refuse_lost_offload(policy: Policy, decisions: Decisions) -> None:
+def _refuse_lost(policy: Policy, decisions: Decisions) -> None:
+    """Raise where ``jax_remat3`` would recompute what the policy keeps."""
     if decisions.offloaded and _asks_no_policy():
         raise ValueError(
             f"policy: {policy.spec!r} offloads, which jax_remat3 of jax {jax.__version__} recomputes instead; "
             "turn jax_remat3 off or use jax 0.12"
+        )
+    in_rules = sorted(name for name in decisions.saved | decisions.offloaded if not name.startswith(MARK))
+    if in_rules and remat3_is_on():
+        raise ValueError(
+            f"policy: {policy.spec!r} keeps {', '.join(in_rules)} in the derivative rule of a custom_vjp or custom_jvp, "
+            "where jax_remat3 reads no names and recomputes instead; turn jax_remat3 off"
         )
 
 

@@ -14,7 +14,7 @@ from jremat.command import explain
 ROOT = Path(__file__).parents[2]
 ESTIMATE = (str(ROOT / "scripts" / "estimate.py"),)
 COMMAND = ("-m", "jremat", "explain", "jax.numpy:sin", "--args", "f32[8]")
-ZOO, PAGE = ("-m", "policies"), ("-m", "policies.dictionaries.maxtext")
+ZOO, PAGE = ("-m", "policies", "full"), ("-m", "policies.dictionaries.maxtext")
 
 
 def shell(argv: tuple[str, ...], redirected: str, **env: str) -> subprocess.CompletedProcess[str]:

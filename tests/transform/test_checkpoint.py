@@ -313,16 +313,6 @@ class TestRetracing:
         step(X, policy=Policy.save("up").labelled("another name for it"))
 
 
-@pytest.fixture
-def remat3():
-    if not hasattr(jax.config, "jax_remat3"):
-        pytest.skip(f"jax {jax.__version__} has no jax_remat3")
-    before = jax.config.jax_remat3
-    jax.config.update("jax_remat3", True)
-    yield
-    jax.config.update("jax_remat3", before)
-
-
 def test_an_offload_that_remat3_would_lose_raises(remat3):
     if jax.__version_info__ >= (0, 12):
         assert jremat.residuals(mlp, X, W1, W2, policy=Policy.offload("up")).host_bytes == UP_BYTES

@@ -180,6 +180,14 @@ def _backward(kept: Any, g: Any) -> Any:
 kernel.defvjp(_forward, _backward)
 
 
+@jax.custom_jvp
+def smooth(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+smooth.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), tangents[0] * tag(jnp.cos(primals[0]), "slope")))
+
+
 class TestNamesInARule:
     """A kernel is read by the rule that its derivative runs."""
 
@@ -200,6 +208,16 @@ class TestNamesInARule:
     def test_a_name_in_the_primal_alone_is_an_error(self, form: Callable[..., Any]) -> None:
         with pytest.raises(ValueError, match=r"names 'primal_only'.*names in this function: rule_only"):
             jremat.checkpoint(form, Policy.save("primal_only"))(SQUARE, SQUARE)
+
+    @forms
+    def test_remat3_which_reads_no_rule_is_refused(self, form: Callable[..., Any], remat3: None) -> None:
+        block = lambda x, w: jnp.tanh(form(jnp.sin(x), w)) @ w
+        assert jax_kept_bytes(jax.checkpoint(block, policy=Policy.save("rule_only")), SQUARE, SQUARE) == 0
+        with pytest.raises(ValueError, match=r"keeps rule_only in the derivative rule .* turn jax_remat3 off"):
+            jremat.checkpoint(block, Policy.save("rule_only"))(SQUARE, SQUARE)
+        with pytest.raises(ValueError, match=r"keeps slope in the derivative rule .* turn jax_remat3 off"):
+            jremat.checkpoint(lambda x, w: smooth(form(x, w)), Policy.save("slope"))(SQUARE, SQUARE)
+        assert runs(lambda x: jremat.checkpoint(block, Policy())(x, SQUARE).sum(), "tanh", SQUARE) == 2
 
     def test_a_stack_keeps_them_too(self) -> None:
         def loss(policy: Policy) -> Callable[..., Any]:

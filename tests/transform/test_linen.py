@@ -130,18 +130,9 @@ def test_inside_nn_scan_each_layer_keeps_its_own():
     chex.assert_trees_all_close(loss(stack(Layer)), loss(rematted), rtol=1e-5, atol=1e-5)
 
 
-def test_the_same_is_kept_under_remat3(variables):
-    if not hasattr(jax.config, "jax_remat3"):
-        pytest.skip(f"jax {jax.__version__} has no jax_remat3")
+def test_the_same_is_kept_under_remat3(remat3, variables):
     net = jremat.remat(Net, Policy.save("up"), static_argnames="train")()
-    before = jax.config.jax_remat3
-    jax.config.update("jax_remat3", True)
-    try:
-        rows = jremat.residuals(
-            lambda params: net.apply({**variables, "params": params}, X, False), variables["params"]
-        )
-    finally:
-        jax.config.update("jax_remat3", before)
+    rows = jremat.residuals(lambda params: net.apply({**variables, "params": params}, X, False), variables["params"])
     assert [(row.name, row.bytes) for row in rows.kept] == [("up", 8 * 16 * 4)]
 
 
