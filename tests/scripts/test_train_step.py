@@ -146,9 +146,7 @@ def bare() -> np.ndarray:
     ("spec", "stack"),
     [
         ("full", "scan"),
-        ("dots_saveable", "scan"),
         ("save:attn_out,mlp_up", "scan"),
-        ("full", "chain"),
         ("every_k:2", "chain"),
         ("mix:1*full,rest*dots_saveable", "chain"),
     ],

@@ -65,6 +65,10 @@ def value_and_gradients(run: Any, num_layers: int = L) -> Any:
     return jax.jit(jax.value_and_grad(loss(run, p["key"]), argnums=(0, 1, 2)))(real, X, SCALE)
 
 
+ROUNDING = 3e-6
+"""The largest error of float32, where sums run in another order."""
+
+
 def largest_error(found: Any, expected: Any) -> float:
     """Relative to each array's largest entry."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
