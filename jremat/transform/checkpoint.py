@@ -230,8 +230,8 @@ def _refuse_lost(policy: Policy, decisions: Decisions) -> None:
     in_rules = sorted(name for name in decisions.saved | decisions.offloaded if not name.startswith(MARK))
     if in_rules and remat3_is_on():
         raise ValueError(
-            f"policy: {policy.spec!r} keeps {', '.join(in_rules)} in the derivative rule of a custom_vjp or custom_jvp, "
-            "where jax_remat3 reads no names and recomputes instead; turn jax_remat3 off"
+            f"policy: {policy.spec!r} keeps {', '.join(in_rules)} in the derivative rule of a custom_vjp or "
+            "custom_jvp, where jax_remat3 reads no names and recomputes instead; turn jax_remat3 off"
         )
 
 
