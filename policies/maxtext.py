@@ -1,7 +1,7 @@
 """MaxText's remat policies, in our tensors' names.
 
 MaxText's ``none`` is missing on purpose: it hands None to JAX, which is full remat on most of its paths, so the word
-would say the opposite of ours. ``from_maxtext("none")`` says so.
+would say the opposite of ours. ``translate("maxtext", "none")`` says so.
 """
 
 from collections.abc import Mapping
@@ -116,4 +116,4 @@ ENTRIES = (
         "norms, activations, attention",
     ),
 )
-"""MaxText's named policies; its ``custom`` is ``from_maxtext("custom", {tensor: place})``."""
+"""MaxText's named policies; its ``custom`` is ``translate("maxtext", "custom", {tensor: place})``."""

@@ -84,6 +84,15 @@ def get(spec: str) -> PolicyLike:
     return cast(PolicyLike, policy)
 
 
+def load(path: str | os.PathLike[str]) -> PolicyLike:
+    """The plan that ``plan.save(path)`` wrote: ``get("plan:PATH")``.
+
+    Raises:
+        ValueError: the file can't be read, or holds no plan.
+    """
+    return get(f"plan:{os.fspath(path)}")
+
+
 def _unheard(policy: Policy) -> bool:
     """Whether ``jax_remat3`` is on and JAX wouldn't ask the plain policy about all that it keeps."""
     if "jax" not in sys.modules and not os.environ.get("JAX_REMAT3"):

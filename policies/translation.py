@@ -13,8 +13,8 @@ class Translation:
         policy: the policy, plan or request; ``.spec`` can be pasted anywhere.
         notes: what differs and what was not carried over, one line each; empty: it is the same.
 
-    >>> from policies import from_maxtext
-    >>> print(from_maxtext("none"))
+    >>> from policies import translate
+    >>> print(translate("maxtext", "none"))
     full
       note: MaxText's 'none' hands None to JAX, which is full remat on most of its paths; to keep everything: none
     """

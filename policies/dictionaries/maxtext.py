@@ -16,8 +16,8 @@ from the translation by `python -m policies.dictionaries.maxtext > docs/from-max
 ```python
 import policies
 
-assert policies.from_maxtext("minimal").policy == policies.get("maxtext:minimal")
-found = policies.from_maxtext("custom", {"qkv_proj": "device", "mlpwo": "offload", "out_proj": "remat"})
+assert policies.translate("maxtext", "minimal").policy == policies.get("maxtext:minimal")
+found = policies.translate("maxtext", "custom", {"qkv_proj": "device", "mlpwo": "offload", "out_proj": "remat"})
 assert found.policy.spec == "save:key,query,value;offload:mlp_out"
 assert found.policy == policies.get(found.policy.spec)
 ```
@@ -29,7 +29,7 @@ assert found.policy == policies.get(found.policy.spec)
 DIFFERENCES = (
     (
         "`remat_policy: none` hands None to JAX: full remat on most of its paths",
-        "`none` keeps everything; `full` keeps the block's input. `from_maxtext('none')` gives `full` and says why",
+        '`none` keeps everything; `full` keeps the block input. `translate("maxtext", "none")` gives `full` and says why',
     ),
     (
         "`minimal` keeps no context: attention, all of it, runs again from query, key and value",

@@ -17,7 +17,7 @@ whole command line and says what it could not carry over:
 ```python
 import policies
 
-found = policies.from_megatron("--recompute-granularity selective --recompute-modules layernorm mlp --lr 1e-4")
+found = policies.translate("megatron", "--recompute-granularity selective --recompute-modules layernorm mlp --lr 1e-4")
 assert found.policy == policies.get("megatron:layernorm,mlp")
 assert found.notes == ("left out, as not about activations: --lr",)
 ```

@@ -51,7 +51,7 @@ def test_every_megatron_module_has_its_row():
 def test_every_megatron_line_means_what_the_translation_says():
     rows = {row[0].strip("`"): row for row in cells(megatron.page())}
     for line, _ in megatron.LINES[1:]:
-        found = policies.from_megatron(line)
+        found = policies.translate("megatron", line)
         assert rows[line][1] == f"`{found.policy.spec}`"
         assert all(note in rows[line][2] for note in found.notes)
         assert policies.get(found.policy.spec) == found.policy
@@ -69,7 +69,7 @@ def test_every_maxtext_policy_and_tensor_has_its_row():
     assert maxtext_zoo.NAMES.keys() <= tensors.keys()
     for tensor in maxtext_zoo.NAMES:
         spec = tensors[tensor][3].strip("`")
-        assert policies.get(spec) == policies.from_maxtext("custom", {tensor: "offload"}).policy
+        assert policies.get(spec) == policies.translate("maxtext", "custom", {tensor: "offload"}).policy
 
 
 def test_maxtexts_none_is_not_ours():

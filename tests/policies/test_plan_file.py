@@ -16,7 +16,7 @@ import jremat
 import policies
 from jremat.policy import OFFLOAD, SAVE, LayerPlan, Policy, Segment, tag
 from jremat.policy.made_for import MadeFor
-from jremat.policy.plan_file import FORMAT
+from jremat.policy.plan_file import FORMAT, write
 
 PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
 
@@ -32,16 +32,16 @@ PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
 )
 def test_what_is_written_reads_back(plan, tmp_path):
     file = tmp_path / "a plan.json"
-    policies.write_plan(file, plan, peak_bytes=3)
+    write(file, plan, peak_bytes=3)
     read = policies.get(f"plan:{file}")
-    assert read == plan
+    assert read == plan == policies.load(file)
     assert read.spec == f"plan:{file}"
     assert eval(repr(read)) == plan
 
 
 def test_a_plan_stands_inside_others(tmp_path):
     file = tmp_path / "plan.json"
-    policies.write_plan(file, PLANNED)
+    write(file, PLANNED)
     assert policies.get(f"mix:2*plan:{file},rest*none").policies(3)[:2] == (PLANNED, PLANNED)
     assert policies.get(f"every_k:2,plan:{file}").policies(1) == (PLANNED,)
 
@@ -97,13 +97,13 @@ def test_what_is_no_plan_is_refused(content, said, tmp_path):
 
 def test_a_key_that_would_not_be_read_back_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"peak_byte: no key of what stands beside a plan, .*'peak_bytes'"):
-        policies.write_plan(tmp_path / "plan.json", PLANNED, peak_byte=3)
+        write(tmp_path / "plan.json", PLANNED, peak_byte=3)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("made_for", [None, MadeFor(num_layers=2)])
 def test_a_plan_on_another_graph_is_named_by_its_file(made_for, tmp_path):
-    policies.write_plan(tmp_path / "plan.json", LayerPlan((Segment((PLANNED,), 2),), label=""), made_for)
+    write(tmp_path / "plan.json", LayerPlan((Segment((PLANNED,), 2),), label=""), made_for)
     plan = f"plan:{tmp_path / 'plan.json'}"
     with pytest.raises(ValueError, match="was planned for graph 1f3a, the function's graph is ") as refused:
         stacked(block, policies.get(plan), COLUMNS, ROWS, 2)
@@ -223,7 +223,7 @@ def test_a_plan_is_refused_with_another_jax(planned):
 
 def test_what_a_plan_holds_for_is_written_again_and_not_combined_away(planned, tmp_path):
     policy = policies.get(planned)
-    policies.write_plan(tmp_path / "again.json", policy)
+    write(tmp_path / "again.json", policy)
     assert policies.get(f"plan:{tmp_path / 'again.json'}").made_for == policy.made_for
     assert policy.made_for.num_layers == 2
     with pytest.raises(ValueError, match="can't be combined; plan anew"):
@@ -231,7 +231,7 @@ def test_what_a_plan_holds_for_is_written_again_and_not_combined_away(planned, t
 
 
 def test_a_file_by_hand_that_says_nothing_of_shapes_is_portable(tmp_path):
-    policies.write_plan(tmp_path / "plan.json", Policy.save("up"))
+    write(tmp_path / "plan.json", Policy.save("up"))
     policy = policies.get(f"plan:{tmp_path / 'plan.json'}")
     assert policy.made_for is None
     assert stacked(block, policy, COLUMNS, COLUMNS, 3).shape == (8, 8)
@@ -239,7 +239,7 @@ def test_a_file_by_hand_that_says_nothing_of_shapes_is_portable(tmp_path):
 
 def test_versions_and_shapes_of_a_plan_over_layers_reach_each_of_its_policies(tmp_path):
     made_for = MadeFor(("float32[2]",), 3, (("jax", jax.__version__),))
-    policies.write_plan(tmp_path / "plan.json", policies.get("mix:2*save:up,rest*none"), made_for)
+    write(tmp_path / "plan.json", policies.get("mix:2*save:up,rest*none"), made_for)
     plan = policies.get(f"plan:{tmp_path / 'plan.json'}")
     assert {p.made_for for s in plan.segments for p in s.pattern} == {made_for}
 

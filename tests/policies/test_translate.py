@@ -67,13 +67,13 @@ MEGATRON = [
 
 @pytest.mark.parametrize(("arguments", "spec", "notes"), MEGATRON)
 def test_from_megatron(arguments, spec, notes):
-    translation = policies.from_megatron(arguments)
+    translation = policies.translate("megatron", arguments)
     assert translation.policy == policies.get(spec)
     assert policies.get(translation.policy.spec) == translation.policy
     assert len(translation.notes) == len(notes)
     for note, part in zip(translation.notes, notes, strict=True):
         assert part in note
-    assert policies.from_megatron(arguments.split()) == translation
+    assert policies.translate("megatron", arguments.split()) == translation
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_from_megatron(arguments, spec, notes):
 )
 def test_from_megatron_refuses(arguments, said):
     with pytest.raises(ValueError, match=said):
-        policies.from_megatron(arguments)
+        policies.translate("megatron", arguments)
 
 
 HUGGINGFACE = [
@@ -114,18 +114,18 @@ HUGGINGFACE = [
 
 @pytest.mark.parametrize(("kwargs", "spec", "notes"), HUGGINGFACE)
 def test_from_huggingface(kwargs, spec, notes):
-    translation = policies.from_huggingface(kwargs)
+    translation = policies.translate("huggingface", kwargs)
     assert translation.policy == policies.get(spec)
     assert len(translation.notes) == len(notes)
     assert all(part in note for note, part in zip(translation.notes, notes, strict=True))
 
 
 def test_from_huggingface_switched_off():
-    assert policies.from_huggingface(gradient_checkpointing=False) == policies.Translation(policies.get("none"))
-    off = policies.from_huggingface({"use_reentrant": True}, gradient_checkpointing=False)
+    assert policies.translate("huggingface", gradient_checkpointing=False) == policies.Translation(policies.get("none"))
+    off = policies.translate("huggingface", {"use_reentrant": True}, gradient_checkpointing=False)
     assert off.policy == policies.get("none") and "without effect" in off.notes[0]
     with pytest.raises(ValueError, match="every_n_layers: expected a whole number"):
-        policies.from_huggingface({"every_n_layers": 0})
+        policies.translate("huggingface", {"every_n_layers": 0})
 
 
 TORCHTITAN = [
@@ -144,7 +144,7 @@ TORCHTITAN = [
 
 @pytest.mark.parametrize(("config", "spec"), TORCHTITAN)
 def test_from_torchtitan(config, spec):
-    assert policies.from_torchtitan(config).policy == policies.get(spec)
+    assert policies.translate("torchtitan", config).policy == policies.get(spec)
 
 
 def test_from_torchtitan_forced_matmuls_leave_the_count():
@@ -155,7 +155,7 @@ def test_from_torchtitan_forced_matmuls_leave_the_count():
         "selective_ac_option": "op",
         key: ["layers.0.attention.wq", "moe.router.gate", "head"],
     }
-    policy, notes = (translation := policies.from_torchtitan(forced)).policy, translation.notes
+    policy, notes = (translation := policies.translate("torchtitan", forced)).policy, translation.notes
     assert {name for name, decision in policy.names if decision is SAVE} == {"key", "attn_proj", "mlp_up"}
     assert policy.families == policies.get("torchtitan_selective_op").families
     assert policies.get(policy.spec) == policy
@@ -175,11 +175,11 @@ def test_from_torchtitan_forced_matmuls_leave_the_count():
 )
 def test_from_torchtitan_refuses(config, said):
     with pytest.raises(ValueError, match=said):
-        policies.from_torchtitan(config)
+        policies.translate("torchtitan", config)
 
 
 def test_from_torchtitan_says_what_is_lost():
-    notes = policies.from_torchtitan({"mode": "full", "early_stop": False, "new_knob": 1}).notes
+    notes = policies.translate("torchtitan", {"mode": "full", "early_stop": False, "new_knob": 1}).notes
     assert len(notes) == 2
     assert "JAX never recomputes" in notes[0] and "new_knob: unknown here" in notes[1]
 
@@ -189,7 +189,7 @@ MAXTEXT_NAMES = [spec for spec in policies.names() if spec.startswith("maxtext:"
 
 @pytest.mark.parametrize("spec", MAXTEXT_NAMES)
 def test_from_maxtext_by_name(spec):
-    assert policies.from_maxtext(spec.removeprefix("maxtext:")) == policies.Translation(policies.get(spec))
+    assert policies.translate("maxtext", spec.removeprefix("maxtext:")) == policies.Translation(policies.get(spec))
 
 
 MAXTEXT_CUSTOM = [
@@ -209,27 +209,27 @@ MAXTEXT_CUSTOM = [
 
 @pytest.mark.parametrize(("tensors", "spec", "notes"), MAXTEXT_CUSTOM)
 def test_from_maxtext_custom(tensors, spec, notes):
-    translation = policies.from_maxtext("custom", tensors)
+    translation = policies.translate("maxtext", "custom", tensors)
     assert translation.policy == policies.get(spec)
     assert len(translation.notes) == len(notes)
     assert all(part in note for note, part in zip(translation.notes, notes, strict=True))
 
 
 def test_from_maxtext_says_and_refuses():
-    none = policies.from_maxtext("none")
+    none = policies.translate("maxtext", "none")
     assert none.policy == policies.get("full") and "full remat" in none.notes[0]
-    assert "without effect" in policies.from_maxtext("minimal", {"context": "device"}).notes[0]
+    assert "without effect" in policies.translate("maxtext", "minimal", {"context": "device"}).notes[0]
     for arguments, said in [
         (("minimul",), r"MaxText has no 'minimul'; did you mean 'minimal'\?"),
         (("custom", {"context": "gpu"}), "context: MaxText has no place 'gpu'"),
         (("custom", {"qkv_proj": "device", "key_proj": "offload"}), "expected one place for key here"),
     ]:
         with pytest.raises(ValueError, match=said):
-            policies.from_maxtext(*arguments)
+            policies.translate("maxtext", *arguments)
 
 
 def test_a_translation_prints_its_notes():
-    assert str(policies.from_megatron("--recompute-activations --lr 1")) == (
+    assert str(policies.translate("megatron", "--recompute-activations --lr 1")) == (
         "megatron:core_attn\n  note: left out, as not about activations: --lr"
     )
 

@@ -49,7 +49,7 @@ reveal_type(jremat.stack(layer, policies.get("every_k:4"), num_layers=4))  # def
 reveal_type(policies.get("every_k:4").policies(3))  # tuple[Policy, ...]
 reveal_type(policies.get("every_k:4").resolve(3))  # tuple[Segment, ...]
 reveal_type(policies.get("sqrt").resolve(layer, w, x, num_layers=4))  # PolicyLike
-reveal_type(policies.from_megatron("--recompute-activations").policy)  # PolicyLike
+reveal_type(policies.translate("megatron", "--recompute-activations").policy)  # PolicyLike
 reveal_type(save_up.spec)  # str
 reveal_type(Policy.save("a") | policies.get("save:b"))  # Policy
 reveal_type(policies.names())  # tuple[str, ...]
