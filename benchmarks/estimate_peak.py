@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.elsewhere import FORMULAS
+from jremat.estimate.other_calculators import FORMULAS
 from jremat.estimate.transformer import estimate
 from jremat.policy import Policy
 from jremat.policy.files import write_whole

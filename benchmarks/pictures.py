@@ -80,7 +80,7 @@ def ledgers(folder: Path) -> list[Path]:
 
 def timelines(folder: Path) -> list[Path]:
     """What is alive at each moment of GPT-2's training step."""
-    from jremat.command.output import tell
+    from jremat.command.output import policy_view
     from jremat.report import plots
     from scripts.explaining.config import Explain
     from scripts.explaining.subject import subject
@@ -89,7 +89,7 @@ def timelines(folder: Path) -> list[Path]:
     for spec in ("full", "save_only_matmuls"):
         of = subject(Explain(), spec)
         drawn += plots.timeline(
-            tell(of).timeline, folder=folder, name=f"timeline-{spec}", title=f"{of.title}, {spec}: predicted"
+            policy_view(of).timeline, folder=folder, name=f"timeline-{spec}", title=f"{of.title}, {spec}: predicted"
         )
     return drawn
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if len(arguments) > 1:
             raise ValueError(f"policy: expected one spec at most, got {len(arguments)}: {' '.join(arguments)}")
-        screen.print(said(arguments[0], get(arguments[0])))
+        screen.print(spec_table(arguments[0], get(arguments[0])))
     except ValueError as error:
         return fail(PROGRAM, error)
     return 0
@@ -82,7 +82,7 @@ def _costs(entry: Entry, families: Sequence[tuple[str, Family, Attention]]) -> I
         yield f"{name}: {kept} bytes{on_host} → {flops} FLOPs"
 
 
-def said(spec: str, policy: Spec) -> Table:
+def spec_table(spec: str, policy: Spec) -> Table:
     """What one spec says: its row where it has one, else its rules or segments."""
     rows = [entry for entry in table() if spec in (entry.spec, *entry.aliases)]
     if rows:
@@ -108,11 +108,11 @@ def _holds_for(policy: Spec) -> Iterator[tuple[str, str]]:
     """What a planned policy was planned for, and is refused on others of."""
     every = [policy] if isinstance(policy, Policy) else []
     every += [p for s in policy.segments for p in s.pattern] if isinstance(policy, LayerPlan) else []
-    made_for = next((p.made_for for p in every if p.made_for), None)
-    if made_for is not None:
-        yield "planned for", ", ".join(dict.fromkeys(made_for.shapes)) or "any shapes"
-        yield "", "any number of layers" if made_for.num_layers is None else f"{made_for.num_layers} layers"
-        yield "", ", ".join(f"{package} {version}" for package, version in made_for.versions) or "any versions"
+    planned_for = next((p.planned_for for p in every if p.planned_for), None)
+    if planned_for is not None:
+        yield "planned for", ", ".join(dict.fromkeys(planned_for.shapes)) or "any shapes"
+        yield "", "any number of layers" if planned_for.num_layers is None else f"{planned_for.num_layers} layers"
+        yield "", ", ".join(f"{package} {version}" for package, version in planned_for.versions) or "any versions"
 
 
 if __name__ == "__main__":

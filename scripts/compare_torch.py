@@ -118,7 +118,7 @@ def _write(compare: Compare, rows: list[dict[str, Any]], *, whole: bool) -> None
 
 def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:
     from scripts.compare.rows import failed
-    from scripts.compare.timing import said as times
+    from scripts.compare.timing import overhead_line as times
 
     _write(compare, rows, whole=True)
     screen, wrong = console(), failed(rows)

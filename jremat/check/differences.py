@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jremat.check.taps import Tap
+from jremat.check.marked_values import Tap
 from jremat.graph.trace import user_line
 from jremat.jax_internals import inner_jaxprs, is_ref, opened, tagged_name
 

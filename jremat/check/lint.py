@@ -14,7 +14,7 @@ from jremat.check.subject import Subject, active_places, subject_of
 from jremat.graph.arguments import map_arrays, take_apart
 from jremat.plan.request import Request
 from jremat.policy import NONE, LayerPlan, Policy
-from jremat.policy.counts import whole_number
+from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.scan import ONE_BY_ONE
@@ -73,7 +73,7 @@ def lint(
     static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     found: list[Finding] = []
     for one in distinct or (policy,):
-        call = take_apart(under(f, one, **static), args, kwargs, **static)
+        call = take_apart(with_policy(f, one, **static), args, kwargs, **static)
         subject = subject_of(call)
         if not active_places(subject.avals):
             raise ValueError("args: expected a floating-point array to differentiate by, got none")
@@ -122,7 +122,7 @@ def _of_stack(f: Callable[..., Any], args: Any, plan: Any, num_layers: int) -> l
     return list(findings(whole, peaks.RULES))
 
 
-def under(f: Callable[..., Any], policy: Any, **static: Any) -> Callable[..., Any]:
+def with_policy(f: Callable[..., Any], policy: Any, **static: Any) -> Callable[..., Any]:
     """``f`` under a policy of any kind; one of ours, leniently: what it would raise or warn of is a finding.
 
     Raises:

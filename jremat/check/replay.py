@@ -12,18 +12,18 @@ import numpy as np
 from jax.extend import core
 
 from jremat.calibration import REPLAY
+from jremat.check.arguments import checked_tolerance, jit_under, refuse_abstract, refuse_traced
 from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
-from jremat.check.given import a_share, compiling, refuse_abstract, refuse_traced
-from jremat.check.lint import layers_of, under
+from jremat.check.lint import layers_of, with_policy
+from jremat.check.marked_values import Tap, marked, tapped
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, active_places, subject_of
-from jremat.check.taps import Tap, marked, tapped
 from jremat.graph.arguments import arrays_alone, take_apart
 from jremat.graph.effects import refuse_refs
 from jremat.graph.trace import capture
 from jremat.plan.request import Request
 from jremat.policy import NONE, LayerPlan, Policy
-from jremat.policy.counts import whole_number
+from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack
 from jremat.transform.flat import check_lengths, one_layer
 
@@ -105,7 +105,7 @@ def replay(
     >>> found.equal, found.first_difference, found.values_rerun
     (True, None, 2)
     """
-    tolerance, compile_ = a_share(tolerance), compiling(compiler_options)
+    tolerance, compile_ = checked_tolerance(tolerance), jit_under(compiler_options)
     static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers)
     plain = take_apart(f, args, kwargs, **static)
@@ -124,7 +124,7 @@ def replay(
     else:
         program = capture(plain)
         refuse_refs(program.jaxpr, program.paths)
-        rematted, bare = under(f, policy, **static), None if policy is None else f
+        rematted, bare = with_policy(f, policy, **static), None if policy is None else f
     call = take_apart(rematted, args, kwargs, **static)
     arrays = [jnp.asarray(leaf) for leaf in call.arrays]
     if not active_places(arrays):

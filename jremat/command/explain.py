@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None) -> int:
         as_written(f, args, kwargs)
     except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
         return fail(PROGRAM, f"function: tracing {flags.function} raised {what(error)}")
-    subject = under(flags, flags.policy, f, args, kwargs)
-    against = under(flags, flags.against, f, args, kwargs) if flags.against else None
+    subject = subject_under(flags, flags.policy, f, args, kwargs)
+    against = subject_under(flags, flags.against, f, args, kwargs) if flags.against else None
     present(subject, against, flags.output)
     return 0
 
@@ -70,7 +70,7 @@ def as_written(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     capture(take_apart(step, step_args, {}))
 
 
-def under(
+def subject_under(
     flags: Explain, spec: str | None, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Subject:
     """The function under one policy: alone, or as a stack.

@@ -12,7 +12,7 @@ import tyro
 from jremat.policy.files import write_whole
 
 if TYPE_CHECKING:
-    from jremat.report.page import Told
+    from jremat.report.page import PolicyView
 
 Files = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
 Json = Annotated[
@@ -83,30 +83,30 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
     """Explain one subject, or two side by side, on stdout and in the files asked for."""
     from jremat.report import explained
     from jremat.report.page import page
-    from jremat.report.timeline import said
+    from jremat.report.timeline import peak_line
     from jremat.terminal.tables import console, human, show
 
-    told, other = tell(subject), None if against is None else tell(against)
-    found = told.found
+    view, other = policy_view(subject), None if against is None else policy_view(against)
+    found = view.found
     findings = lint(subject) if output.lint else ()
     # All files first: whoever reads the tables may stop in the middle.
     if output.json:
-        figures = {"title": subject.title} | _figures(told)
+        figures = {"title": subject.title} | _figures(view)
         figures |= {} if other is None else {"against": _figures(other)}
         figures |= {"findings": [asdict(finding) for finding in findings]} if output.lint else {}
         write_whole(output.json, json.dumps(figures, indent=1, default=str) + "\n")
     if output.html:
-        write_whole(output.html, page(subject.title, told, other, findings))
+        write_whole(output.html, page(subject.title, view, other, findings))
     screen = console()
-    screen.print(explained.of_values(found, f"{subject.title}, {told.name}", every=output.all))
+    screen.print(explained.of_values(found, f"{subject.title}, {view.name}", every=output.all))
     show(screen, *explained.totals(found), indent=13)
-    show(screen, f"peak         {human(told.timeline.peak_bytes)} predicted: {said(told.timeline)}", indent=13)
+    show(screen, f"peak         {human(view.timeline.peak_bytes)} predicted: {peak_line(view.timeline)}", indent=13)
     if any(row.layers for row in found):
         show(screen, "")
-        screen.print(explained.of_segments(found, f"{told.name}, segment by segment"))
+        screen.print(explained.of_segments(found, f"{view.name}, segment by segment"))
     if other is not None:
         show(screen, "")
-        screen.print(explained.of_changes(found, other.found, f"what changes from {told.name} to {other.name}"))
+        screen.print(explained.of_changes(found, other.found, f"what changes from {view.name} to {other.name}"))
     if output.lint:
         lines = [line for finding in findings for line in str(finding).splitlines()] or ["lint: nothing found"]
         show(screen, *lines, indent=4)
@@ -114,23 +114,23 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
         show(screen, f"page         {output.html}", indent=13)
 
 
-def tell(subject: Subject) -> "Told":
+def policy_view(subject: Subject) -> "PolicyView":
     """A subject's values and the timeline of its step."""
     from jremat.graph.arguments import take_apart
     from jremat.graph.peak import traced_peak
     from jremat.report.explain import explain_call
-    from jremat.report.page import Told
-    from jremat.report.reasons import Rules
+    from jremat.report.kept_reasons import Rules
+    from jremat.report.page import PolicyView
     from jremat.report.timeline import timeline
 
     call = take_apart(subject.forward, subject.args, subject.kwargs)
     found = explain_call(call, Rules(subject.rules, subject.num_layers))
     peak = traced_peak(subject.step, *subject.step_args, donate=subject.donated)
-    return Told(found, timeline(peak, found, updates=bool(subject.donated)))
+    return PolicyView(found, timeline(peak, found, updates=bool(subject.donated)))
 
 
-def _figures(told: "Told") -> dict[str, Any]:
-    return told.found.to_dict() | {"timeline": told.timeline.to_dict()}
+def _figures(view: "PolicyView") -> dict[str, Any]:
+    return view.found.to_dict() | {"timeline": view.timeline.to_dict()}
 
 
 def lint(subject: Subject) -> Sequence[Any]:

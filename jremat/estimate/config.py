@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args
 
-from jremat.policy.counts import whole_number
 from jremat.policy.messages import near, shown
+from jremat.policy.whole_number import whole_number
 
 Norm = Literal["layernorm", "rmsnorm"]
 Mlp = Literal["gelu", "swiglu"]

@@ -9,9 +9,9 @@ from jax import lax
 
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.traced import Run, Traced, trace_step
-from jremat.policy.counts import whole_number
 from jremat.policy.layers import LayerPlan
 from jremat.policy.policy import Policy
+from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack as chained
 from jremat.transform.checkpoint import checkpoint
 

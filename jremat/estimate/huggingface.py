@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jremat.estimate.config import MAX_LAYERS, MAX_SIZE, TransformerConfig, is_real
-from jremat.policy.counts import whole_number
 from jremat.policy.files import read_json
 from jremat.policy.messages import near, shown
+from jremat.policy.whole_number import whole_number
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 """The ``model_type``s that are read."""

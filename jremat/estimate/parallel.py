@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from jremat.estimate.config import TransformerConfig
-from jremat.policy.counts import whole_number
+from jremat.policy.whole_number import whole_number
 
 _SPLIT_BY_TENSOR = frozenset({"n", "m", "f", "v"})
 

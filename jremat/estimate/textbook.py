@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from jremat.estimate.config import TransformerConfig
-from jremat.policy.counts import whole_number
 from jremat.policy.policy import NONE
+from jremat.policy.whole_number import whole_number
 
 Technique = Literal[
     "no_parallelism", "tensor", "tensor_sequence", "tensor_selective", "tensor_sequence_selective", "full"

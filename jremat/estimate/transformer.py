@@ -16,9 +16,9 @@ from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.step import OPTIMIZERS
 from jremat.estimate.traced import Run, Traced, trace_step
-from jremat.policy.counts import whole_number
 from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.policy import Policy
+from jremat.policy.whole_number import whole_number
 
 CALIBRATED_ON = "0.10.2"
 """The version of JAX whose compiler is taken where none is named."""

@@ -36,8 +36,8 @@ from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy, PolicyLike
-from jremat.policy.counts import whole_number
 from jremat.policy.shown import human
+from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.decide import shapes_given

@@ -13,7 +13,7 @@ from jremat.plan.planner import StepOf, cost_of, equipped, plan
 from jremat.plan.program import read_block
 from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, NeedsShapes, Policy
-from jremat.policy.counts import whole_number
+from jremat.policy.whole_number import whole_number
 from jremat.transform.groups import best_group, every_k
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jremat.policy import LayerPlan, Policy, PolicyLike
-from jremat.policy.made_for import MadeFor
 from jremat.policy.plan_file import write
+from jremat.policy.planned_for import PlannedFor
 from jremat.policy.shown import WIDTH, aligned, cut, human, human_flops, human_seconds, most
 
 
@@ -204,8 +204,8 @@ class Plan:
             "recompute_flops": self.recompute_flops,
             "modelled_recompute_seconds": self.recompute_seconds,
         }
-        made_for = MadeFor(self.shapes, self.num_layers, tuple(self.versions.items()))
-        write(path, self.policy, made_for, **facts)
+        planned_for = PlannedFor(self.shapes, self.num_layers, tuple(self.versions.items()))
+        write(path, self.policy, planned_for, **facts)
         return replace(self, policy=replace(self.policy, label=f"plan:{path}"))
 
     def to_dict(self) -> dict[str, Any]:

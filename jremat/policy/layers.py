@@ -87,7 +87,7 @@ class LayerPlan:
         if num_layers < 1:
             raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
         for policy in (policy for segment in self.segments for policy in segment.pattern):
-            if policy.made_for and (problem := policy.made_for.layers_problem(num_layers)):
+            if policy.planned_for and (problem := policy.planned_for.layers_problem(num_layers)):
                 raise ValueError(f"num_layers: {problem}")
         closed: list[Segment] = []
         left = num_layers

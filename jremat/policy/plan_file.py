@@ -25,8 +25,8 @@ from typing import Any
 from jremat.policy.decision import Decision
 from jremat.policy.files import read_json, write_whole
 from jremat.policy.layers import LayerPlan, Segment
-from jremat.policy.made_for import MadeFor
 from jremat.policy.messages import near, shown
+from jremat.policy.planned_for import PlannedFor
 from jremat.policy.policy import Policy
 
 FORMAT = "jremat-plan-1"
@@ -59,22 +59,24 @@ def read(path: str, parse: Parse) -> Policy | LayerPlan:
         raise ValueError(f"policy: 'plan:{path}': {error}") from None
     try:
         content = _object(content, "the file")
-        made_for = _made_for(content, f"plan:{path}")
-        plan = _content(content, lambda spec: replace(parse(spec), made_for=made_for), f"plan:{path}")
+        planned_for = _planned_for(content, f"plan:{path}")
+        plan = _content(content, lambda spec: replace(parse(spec), planned_for=planned_for), f"plan:{path}")
     except ValueError as error:
         raise ValueError(f"policy: 'plan:{path}' is not a plan: {error}") from None
-    if made_for and (problem := made_for.versions_problem()):
+    if planned_for and (problem := planned_for.versions_problem()):
         raise ValueError(f"policy: {problem}")
     return plan
 
 
-def write(path: str | Path, plan: Policy | LayerPlan, made_for: MadeFor | None = None, **for_readers: Any) -> None:
+def write(
+    path: str | Path, plan: Policy | LayerPlan, planned_for: PlannedFor | None = None, **for_readers: Any
+) -> None:
     """Write what ``plan:PATH`` reads back to an equal policy or plan.
 
     Args:
         path: of the file, overwritten.
         plan: to write.
-        made_for: what it holds for; None: what its own policies say, and where they say nothing, anything.
+        planned_for: what it holds for; None: what its own policies say, and where they say nothing, anything.
         for_readers: JSON values to stand beside it, by keys of ``FOR_READERS``: predicted figures.
 
     Raises:
@@ -90,8 +92,8 @@ def write(path: str | Path, plan: Policy | LayerPlan, made_for: MadeFor | None =
     _known(for_readers, FOR_READERS, "what stands beside a plan")
     body = {"policy": _plain(plan)} if isinstance(plan, Policy) else {"segments": [_segment(s) for s in plan.segments]}
     policies = [plan] if isinstance(plan, Policy) else [policy for s in plan.segments for policy in s.pattern]
-    made_for = made_for or next((policy.made_for for policy in policies if policy.made_for), None)
-    holds = {} if made_for is None else _plain_made_for(made_for)
+    planned_for = planned_for or next((policy.planned_for for policy in policies if policy.planned_for), None)
+    holds = {} if planned_for is None else _plain_planned_for(planned_for)
     text = json.dumps({"format": FORMAT, **body, **holds, **for_readers}, indent=1)
     write_whole(Path(path), text + "\n")
 
@@ -109,15 +111,15 @@ def _segment(segment: Segment) -> dict[str, Any]:
     return {"pattern": [_plain(policy) for policy in segment.pattern], **shape}
 
 
-def _plain_made_for(made_for: MadeFor) -> dict[str, Any]:
+def _plain_planned_for(planned_for: PlannedFor) -> dict[str, Any]:
     return {
-        "shapes": list(made_for.shapes),
-        "num_layers": made_for.num_layers,
-        "versions": dict(made_for.versions),
+        "shapes": list(planned_for.shapes),
+        "num_layers": planned_for.num_layers,
+        "versions": dict(planned_for.versions),
     }
 
 
-def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
+def _planned_for(content: Mapping[str, Any], plan: str) -> PlannedFor | None:
     shapes, versions = content.get("shapes", []), _object(content.get("versions", {}), "versions")
     if not isinstance(shapes, list) or not all(isinstance(shape, str) for shape in shapes):
         raise ValueError(f"shapes: expected a list of strings such as 'float32[2, 3]', got {shown(shapes)}")
@@ -130,8 +132,8 @@ def _made_for(content: Mapping[str, Any], plan: str) -> MadeFor | None:
     num_layers = _whole(content.get("num_layers"), "num_layers")
     if num_layers is not None and num_layers < 1:
         raise ValueError(f"num_layers: expected at least 1, got {num_layers}")
-    made_for = MadeFor(tuple(shapes), num_layers, tuple(versions.items()), plan)
-    return None if made_for == MadeFor() else made_for
+    planned_for = PlannedFor(tuple(shapes), num_layers, tuple(versions.items()), plan)
+    return None if planned_for == PlannedFor() else planned_for
 
 
 _SHAPE = re.compile(r"[a-z]\w*\[(\d+(, \d+)*)?\]")  # a scalar is float32[]
@@ -183,7 +185,7 @@ def _policy(entry: Any, parse: Parse, plan: str) -> Policy:
         base,
         values=tuple((value, Decision(d)) for value, d in values.items()),
         fingerprint=fingerprint,
-        made_for=base.made_for or MadeFor(plan=plan),  # so that a refusal names the file
+        planned_for=base.planned_for or PlannedFor(plan=plan),  # so that a refusal names the file
         label=None,
     )
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
-from jremat.policy.made_for import MadeFor
 from jremat.policy.names import identifier
 from jremat.policy.ops import Family
+from jremat.policy.planned_for import PlannedFor
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -32,7 +32,7 @@ class Policy:
         optional: the tags among ``names`` that a function need not bear.
         fingerprint: of the graph that ``values`` speaks of.
         label: the spec it is known by, e.g. ``dots_saveable``; not compared.
-        made_for: what a plan holds for; strict use only, which refuses it elsewhere; not compared.
+        planned_for: what a plan holds for; strict use only, which refuses it elsewhere; not compared.
 
     >>> Policy.save("attn_out", "mlp_up")
     policies.get('save:attn_out,mlp_up')
@@ -49,7 +49,7 @@ class Policy:
     optional: frozenset[str] = frozenset()
     fingerprint: str | None = None
     label: str | None = field(default=None, compare=False)
-    made_for: MadeFor | None = field(default=None, compare=False)
+    planned_for: PlannedFor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "families", _canonical(self.families, key=lambda family: family.name))
@@ -102,7 +102,7 @@ class Policy:
         """
         if not isinstance(other, Policy):
             return NotImplemented
-        if self.values or other.values or self.made_for or other.made_for:
+        if self.values or other.values or self.planned_for or other.planned_for:
             raise ValueError("policy: a planned policy holds for its graph as it is and can't be combined; plan anew")
         defaults = {self.default, other.default} - {RECOMPUTE}
         required = {n for policy in (self, other) for n, _ in policy.names if n not in policy.optional}
@@ -240,7 +240,7 @@ class Policy:
     @property
     def is_identity(self) -> bool:
         """Whether it changes nothing and requires nothing of a function: neither a name nor a plan's shapes."""
-        return self.keeps_everything and self.made_for is None and {n for n, _ in self.names} <= self.optional
+        return self.keeps_everything and self.planned_for is None and {n for n, _ in self.names} <= self.optional
 
     @property
     def offloads(self) -> bool:
@@ -292,7 +292,7 @@ class Policy:
         Raises:
             ValueError: the policy can't be expressed operation by operation.
         """
-        if self.strict_only or self.made_for is not None:
+        if self.strict_only or self.planned_for is not None:
             what = (
                 "decides value by value" if self.strict_only else "is a plan, held to the shapes that it was made for"
             )

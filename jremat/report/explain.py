@@ -11,11 +11,11 @@ from jremat.graph.trace import MARK, aval_bytes
 from jremat.jax_internals import inner_jaxprs, opened, tagged_name
 from jremat.policy import OFFLOAD, LayerPlan, Policy
 from jremat.policy.shown import cut, human_flops
-from jremat.report.again import Again, made_again
-from jremat.report.parts import ORDER, layers_of, module_of, part_of
+from jremat.report.backward_readers import Uses
+from jremat.report.kept_reasons import SCHEDULED, Rules, why_kept
+from jremat.report.model_parts import ORDER, layers_of, module_of, part_of
 from jremat.report.program import BothWays, both_ways
-from jremat.report.readers import Uses
-from jremat.report.reasons import SCHEDULED, Rules, why_kept
+from jremat.report.recompute import RecomputedValue, recomputed_values
 from jremat.transform.checkpoint import checkpoint, expect_policy
 
 Fate = Literal["kept", "offloaded", "recomputed", "input"]
@@ -176,7 +176,7 @@ def explain(
 def explain_call(arguments: Arguments, rules: Rules) -> Explanation:
     """As ``explain``, of a function that is under its policy already; ``rules`` say which, for the reasons."""
     program = both_ways(arguments)
-    rows = [*_kept(program, rules), *_merged(made_again(program.backward_equations), rules)]
+    rows = [*_kept(program, rules), *_merged(recomputed_values(program.backward_equations), rules)]
     forward = sum((flops_of(eqn) for eqn in program.forward_equations), Flops())
     spec = "" if rules.policy is None else rules.policy.spec
     shown = {row.value for row in rows} | {row.value.partition(" of ")[0] for row in rows}
@@ -240,7 +240,7 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
         )
 
 
-def _merged(again: Iterator[Again], rules: Rules) -> Iterator[Row]:
+def _merged(again: Iterator[RecomputedValue], rules: Rules) -> Iterator[Row]:
     """One row a value, where several loops recompute it."""
     rows: dict[Any, Row] = {}
     for value in again:
@@ -261,7 +261,7 @@ def _merged(again: Iterator[Again], rules: Rules) -> Iterator[Row]:
     yield from rows.values()
 
 
-def _recomputed(value: Again, rules: Rules) -> Row:
+def _recomputed(value: RecomputedValue, rules: Rules) -> Row:
     dtype = str(value.aval.dtype)
     name, part = _named(value.tag, value.primitive, dtype, value.scope, value.source)
     return Row(

@@ -13,7 +13,7 @@ from jremat.report import paint
 from jremat.report.changes import changes
 from jremat.report.explain import Explanation, Row
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
-from jremat.report.timeline import LINES, Timeline, said, thinned
+from jremat.report.timeline import LINES, Timeline, peak_line, thinned
 from jremat.terminal.tables import changed, human, human_flops
 from jremat.terminal.text import printable
 
@@ -26,7 +26,7 @@ MOST_ROWS = 800
 
 
 @dataclass(frozen=True)
-class Told:
+class PolicyView:
     """One function under one policy, as it is shown.
 
     Args:
@@ -43,31 +43,31 @@ class Told:
         return self.found.policy or "as it is"
 
 
-def page(title: str, told: Told, against: Told | None = None, findings: Sequence[Any] = ()) -> str:
+def page(title: str, view: PolicyView, against: PolicyView | None = None, findings: Sequence[Any] = ()) -> str:
     """The page as text.
 
     Args:
         title: what is explained.
-        told: under the policy asked for.
+        view: under the policy asked for.
         against: under another one, to compare.
         findings: of ``jremat.lint``.
     """
-    shown = [replace(one, timeline=thinned(one.timeline, MOST_MOMENTS)) for one in (told, against) if one]
+    shown = [replace(one, timeline=thinned(one.timeline, MOST_MOMENTS)) for one in (view, against) if one]
     home = files("jremat.report")
     part = {name: (home / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     return Template(part["page.html"]).substitute(
         title=escape(title),
-        subtitle=f"under <code>{escape(told.name)}</code>"
+        subtitle=f"under <code>{escape(view.name)}</code>"
         + (f", against <code>{escape(against.name)}</code>" if against else ""),
         style=part["page.css"].strip(),
         script=part["page.js"].strip(),
-        cards=_cards(told),
+        cards=_cards(view),
         timelines="".join(_timeline(one, k) for k, one in enumerate(shown)),
-        values=_values(told.found),
-        segments=_segments(told.found),
-        changes=_changes(told.found, against.found) if against else "",
+        values=_values(view.found),
+        segments=_segments(view.found),
+        changes=_changes(view.found, against.found) if against else "",
         findings=_findings(findings),
-        notes=_notes(told.timeline),
+        notes=_notes(view.timeline),
         data=_json({"lines": LINES, "paint": paint.LINES, "timelines": [one.timeline.to_dict() for one in shown]}),
     )
 
@@ -82,15 +82,15 @@ def _json(figures: Any) -> str:
     return json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _cards(told: Told) -> str:
-    found, timeline = told.found, told.timeline
+def _cards(view: PolicyView) -> str:
+    found, timeline = view.found, view.timeline
     share = (
         f"{found.recompute_flops / found.forward_flops:.1%} of the forward's matmul FLOPs"
         if found.forward_flops
         else ""
     )
     cards = [
-        (human(timeline.peak_bytes), f"predicted peak: {said(timeline)}"),
+        (human(timeline.peak_bytes), f"predicted peak: {peak_line(timeline)}"),
         (human(found.kept_bytes), f"kept for the backward pass, {len(found.of('kept'))} values"),
         (human_flops(found.recompute_flops), f"recomputed{f', {share}' if share else ''}"),
     ]
@@ -100,8 +100,8 @@ def _cards(told: Told) -> str:
     return f'<ul class="cards">{items}</ul>'
 
 
-def _timeline(told: Told, index: int) -> str:
-    timeline, name = told.timeline, escape(told.name)
+def _timeline(view: PolicyView, index: int) -> str:
+    timeline, name = view.timeline, escape(view.name)
     last = max(len(timeline.points) - 1, 0)
     return f"""
 <section aria-labelledby="timeline-{index}">
@@ -160,7 +160,7 @@ def _values(found: Explanation) -> str:
     )
     bodies = []
     every = sorted(found.of(*FATE_WORDS), key=lambda row: (row.fetched, -row.recompute_flops, -row.bytes))
-    told = set(map(id, every[:MOST_ROWS]))
+    view = set(map(id, every[:MOST_ROWS]))
     for part, group in itertools.groupby(found.of(*FATE_WORDS), key=lambda row: row.part):
         rows = list(group)
         total = sum(row.bytes for row in rows if row.fate != "recomputed")
@@ -168,8 +168,8 @@ def _values(found: Explanation) -> str:
         blank = f'<td colspan="{3 if plan else 2}"></td>'
         sums = f"{_cell(human(total) if total else '', 'n')}{_bar(total, held)}{_cell(_cost(again), 'n')}"
         head = f'<tr><th scope="rowgroup">{escape(part)}</th>{blank}{sums}<td colspan="2"></td></tr>'
-        shown = "".join(_row(row, held, plan) for row in rows if id(row) in told)
-        left = sum(id(row) not in told for row in rows)
+        shown = "".join(_row(row, held, plan) for row in rows if id(row) in view)
+        left = sum(id(row) not in view for row in rows)
         more = f'<tr><td class="value" colspan="{9 if plan else 8}">and {left} smaller</td></tr>' if left else ""
         bodies.append(f'<tbody class="part">{head}{shown}{more}</tbody>')
     return f'<div class="scroll"><table>{heads}{"".join(bodies)}</table></div>'

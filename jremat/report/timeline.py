@@ -8,7 +8,7 @@ from typing import Any
 
 from jremat.graph.peak import Moment, Peak, PeakBuffer
 from jremat.report.explain import Row
-from jremat.report.parts import module_of
+from jremat.report.model_parts import module_of
 
 LINES = {
     "argument": "arguments",
@@ -200,10 +200,10 @@ def _point(moment: Moment) -> Point:
     )
 
 
-def said(found: Timeline) -> str:
+def peak_line(found: Timeline) -> str:
     """The peak in a line: where the program is then.
 
-    >>> said(Timeline(2, 0, (Point(2, "forward", "sin", "mlp", "net.py:3 (f)", 1),), (), (), 0, ()))
+    >>> peak_line(Timeline(2, 0, (Point(2, "forward", "sin", "mlp", "net.py:3 (f)", 1),), (), (), 0, ()))
     'forward, sin of mlp, net.py:3 (f), inside a loop'
     """
     if not found.points:

@@ -21,8 +21,8 @@ from jremat.transform.scan import (
     copies_parameters,
     flat_scans,
     lost_schedules,
-    made_for,
     one_by_one,
+    planned_for,
     resolved,
 )
 from jremat.transform.schedule import tables
@@ -78,15 +78,15 @@ def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
         warn_where_ignored(used)
         call = take_call(block, parameters, carry, shared, num_layers)
-        _expect_matches(call.jaxpr, call.layout, used, made_for(segments))
+        _expect_matches(call.jaxpr, call.layout, used, planned_for(segments))
         if ONE_BY_ONE.value:
-            run = compiled_scans(call.jaxpr, call.layout, one_by_one(segments), made_for(segments))
+            run = compiled_scans(call.jaxpr, call.layout, one_by_one(segments), planned_for(segments))
         elif why := _only_scans(call.layout):
             as_scans = _scannable(segments)
             _say_scanned(plan, as_scans, why)
-            run = compiled_scans(call.jaxpr, call.layout, as_scans, made_for(as_scans))
+            run = compiled_scans(call.jaxpr, call.layout, as_scans, planned_for(as_scans))
         else:
-            run = _compiled_loops(call.jaxpr, call.layout, plan, segments, made_for(segments))
+            run = _compiled_loops(call.jaxpr, call.layout, plan, segments, planned_for(segments))
         return call.finish(*run(call.stacked, call.shared, call.carry))
 
     return cast(Callable[P, R], stacked_blocks)
@@ -110,14 +110,14 @@ def _scannable(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 
 @weakly_cached
-def _expect_matches(jaxpr: Any, layout: Layout, policies: tuple[Policy, ...], made_for: tuple[Any, ...]) -> None:
+def _expect_matches(jaxpr: Any, layout: Layout, policies: tuple[Policy, ...], planned_for: tuple[Any, ...]) -> None:
     lists = given(jaxpr, layout)
     expect_matches(flat_call(jaxpr, layout), policies, *lists)
 
 
 @weakly_cached
 def _compiled_loops(
-    jaxpr: Any, layout: Layout, plan: LayerPlan | Policy, segments: tuple[Segment, ...], made_for: tuple[Any, ...]
+    jaxpr: Any, layout: Layout, plan: LayerPlan | Policy, segments: tuple[Segment, ...], planned_for: tuple[Any, ...]
 ) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
     """The stack as one compiled function of flat lists, made once for a traced block and a plan.
 

@@ -9,7 +9,7 @@ from jremat.graph.graph import Graph, Op, Value
 from jremat.graph.trace import MARK
 from jremat.jax_internals import CUSTOM_JVP, SHARD_MAP
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
-from jremat.policy.made_for import MadeFor
+from jremat.policy.planned_for import PlannedFor
 from jremat.policy.policy import Policy
 
 
@@ -155,7 +155,7 @@ def shapes_given(graph: Graph) -> tuple[str, ...]:
 
 
 def _mismatch(graph: Graph, policy: Policy) -> str | None:
-    if policy.made_for and (problem := policy.made_for.shapes_problem(shapes_given(graph))):
+    if policy.planned_for and (problem := policy.planned_for.shapes_problem(shapes_given(graph))):
         return f"policy: {problem}"
     if policy.fingerprint is not None and policy.fingerprint.partition("-")[0] != graph.fingerprint:
         return f"policy: {_plan(policy)} {_other_graph(graph, policy.fingerprint)}: plan anew"
@@ -203,8 +203,8 @@ def _other_graph(graph: Graph, signature: str) -> str:
 
 def _plan(policy: Policy) -> str:
     """A planned policy in a message: the file that it was read from, its label, or else how much it says."""
-    if policy.made_for and policy.made_for.plan != MadeFor().plan:
-        return repr(policy.made_for.plan)
+    if policy.planned_for and policy.planned_for.plan != PlannedFor().plan:
+        return repr(policy.planned_for.plan)
     if policy.label:
         return repr(policy.label)
     return f"a policy with {len(policy.values)} planned value{'s' * (len(policy.values) != 1)}"

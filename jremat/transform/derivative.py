@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from jremat.graph.residuals import UNREAD
+from jremat.transform.flat import selected
 from jremat.transform.layer import Active, Flat, Leaves, SplitLayer, split
 from jremat.transform.linear_map import LinearMap
 from jremat.transform.loops import Gradients, Loop, Weights, backward_all, forward_all, run
@@ -55,7 +56,7 @@ def differentiable(
             lambda fixed, cts: passes.pull(*jax.tree.unflatten(tree, fixed), cts),
         )
         given = [t for some in tangents for t in some if _moves(t)]
-        supply = iter(both(fixed, given, like=_those(active.carry, out)))
+        supply = iter(both(fixed, given, like=selected(active.carry, out)))
         return out, [next(supply) if flag else _zero(x) for flag, x in zip(active.carry, out)]
 
     chain.defjvp(tangents_of, symbolic_zeros=True)
@@ -116,12 +117,12 @@ class _Passes:
         def backward(saved: Any, stacked: Leaves, shared: Leaves, unheld: Leaves, cts: Leaves) -> Leaves:
             start = Gradients(
                 cts,
-                [jnp.zeros_like(leaf) for leaf in _those(self.active.layer, stacked)],
-                [jnp.zeros_like(leaf) for leaf in _those(self.active.shared, shared)],
+                [jnp.zeros_like(leaf) for leaf in selected(self.active.layer, stacked)],
+                [jnp.zeros_like(leaf) for leaf in selected(self.active.shared, shared)],
             )
             end = backward_all(self.loops, Weights(stacked, shared), 0, saved, start)
-            wanted = _those(self.active.carry, self.moved[2])
-            return [*end.stacked, *end.shared, *_those(wanted, end.carry)]
+            wanted = selected(self.active.carry, self.moved[2])
+            return [*end.stacked, *end.shared, *selected(wanted, end.carry)]
 
         def tangents_of(primals: Any, tangents: Any) -> Any:
             (saved, stacked, shared, unheld, cts), (saved_t, stacked_t, shared_t, unheld_t, cts_t) = primals, tangents
@@ -140,7 +141,7 @@ class _Passes:
         """Tangents of what is moved, ``given``, to those of the last active carry."""
         at, supply = (stacked, shared, self._first(saved, unheld)), iter(given)
         along = [[next(supply) if flag else _zero(x) for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
-        return _those(self.active.carry, self._scanned_jvp(self.scan, at, along)[1])
+        return selected(self.active.carry, self._scanned_jvp(self.scan, at, along)[1])
 
     def _scanned_jvp(self, f: Callable[..., Any], at: Sequence[Any], along: Sequence[Any]) -> tuple[Any, Any]:
         self.say()
@@ -152,9 +153,9 @@ class _Passes:
         def of_moved(*given: Any) -> Leaves:
             supply = iter(given)
             filled = [[next(supply) if flag else x for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
-            return _those(self.active.carry, self.scan(*filled))
+            return selected(self.active.carry, self.scan(*filled))
 
-        given = [x for pair in zip(self.moved, at) for x in _those(*pair)]
+        given = [x for pair in zip(self.moved, at) for x in selected(*pair)]
         return list(jax.vjp(of_moved, *given)[1](cts))
 
     def _first(self, saved: Any, unheld: Leaves) -> Leaves:
@@ -180,7 +181,7 @@ def _jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any])
         supply = iter(given)
         return f(*jax.tree.unflatten(tree, [next(supply) if flag else x for flag, x in zip(flags, at, strict=True)]))
 
-    return jax.jvp(of_moved, _those(flags, at), _those(flags, along))
+    return jax.jvp(of_moved, selected(flags, at), selected(flags, along))
 
 
 def _head(stacked: jax.Array) -> jax.Array:
@@ -197,7 +198,3 @@ def _zero(x: Any) -> SymbolicZero:
 
 def _real(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _those(flags: Sequence[bool], values: Sequence[Any]) -> list[Any]:
-    return [value for flag, value in zip(flags, values, strict=True) if flag]

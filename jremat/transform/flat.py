@@ -88,7 +88,7 @@ def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tu
     moves = tuple(before is not after for before, after in zip(states, closed.jaxpr.outvars))
     layout = Layout(num_layer, moves, writes)
     written = jax.tree.structure(out[1]) if writes else None
-    values = (*jax.tree.leaves(shared), *closed.consts, *_those(layout.still, leaves))
+    values = (*jax.tree.leaves(shared), *closed.consts, *selected(layout.still, leaves))
 
     def finish(last: Leaves, wrote: Leaves) -> Any:
         supply = iter(last)
@@ -100,7 +100,7 @@ def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tu
         layout,
         [jnp.asarray(leaf) for leaf in jax.tree.leaves(parameters)],
         [jnp.asarray(leaf) for leaf in values],
-        [jnp.asarray(leaf) for leaf in _those(moves, leaves)],
+        [jnp.asarray(leaf) for leaf in selected(moves, leaves)],
         finish,
     )
 
@@ -114,7 +114,7 @@ def flat_call(jaxpr: Any, layout: Layout) -> Flat:
     """
     ahead, written = jaxpr.outvars[: len(layout.moves)], jaxpr.outvars[len(layout.moves) :]
     invars = [v for some in _inputs(jaxpr, layout) for v in some]
-    flat = jaxpr.replace(constvars=[], invars=invars, outvars=[*_those(layout.moves, ahead), *written])
+    flat = jaxpr.replace(constvars=[], invars=invars, outvars=[*selected(layout.moves, ahead), *written])
     run = core.jaxpr_as_fun(core.ClosedJaxpr(flat, ()))
 
     def call(layer: Leaves, common: Leaves, state: Leaves) -> Leaves:
@@ -131,8 +131,8 @@ def given(jaxpr: Any, layout: Layout) -> list[list[Any]]:
 def _inputs(jaxpr: Any, layout: Layout) -> tuple[list[Any], list[Any], list[Any]]:
     end = layout.num_layer + len(layout.moves)
     layer, states = jaxpr.invars[: layout.num_layer], jaxpr.invars[layout.num_layer : end]
-    common = [*jaxpr.invars[end:], *jaxpr.constvars, *_those(layout.still, states)]
-    return list(layer), common, _those(layout.moves, states)
+    common = [*jaxpr.invars[end:], *jaxpr.constvars, *selected(layout.still, states)]
+    return list(layer), common, selected(layout.moves, states)
 
 
 def check_lengths(parameters: Any, num_layers: int) -> None:
@@ -174,5 +174,6 @@ def _check_carry(carry: Any, out: Any) -> None:
             )
 
 
-def _those(flags: Sequence[bool], values: Any) -> list[Any]:
+def selected(flags: Sequence[bool], values: Any) -> list[Any]:
+    """The values whose flag is set."""
     return [value for flag, value in zip(flags, values, strict=True) if flag]

@@ -102,7 +102,7 @@ def _rematted(
             # Parameters are made by a program of its own, often on a batch of one, and nothing is differentiated
             # then: a plan speaks of the values of what is.
             making = any(is_initializing(scope) for scope in jax.tree.leaves(scope_fn(variables, rngs)))
-            held = replace(policy, values=(), fingerprint=None, made_for=None) if making else policy
+            held = replace(policy, values=(), fingerprint=None, planned_for=None) if making else policy
             return call_rematted(arguments, held, strict=strict, prevent_cse=prevent_cse)
 
         return inner

@@ -11,7 +11,7 @@ from jax import lax
 
 from jremat.jax_internals import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import LayerPlan, NeedsShapes, Policy, Segment
-from jremat.policy.counts import whole_number
+from jremat.policy.whole_number import whole_number
 from jremat.transform.checkpoint import checkpoint
 from jremat.transform.flat import Layout, flat_call, take_call
 from jremat.transform.layer import Flat, Leaves
@@ -53,7 +53,7 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
             warnings.warn(f"plan: {lost}", UserWarning, stacklevel=2)
         call = take_call(block, parameters, carry, shared, num_layers)
         as_planned = one_by_one(segments) if ONE_BY_ONE.value else segments
-        run_scans = compiled_scans(call.jaxpr, call.layout, as_planned, made_for(segments))
+        run_scans = compiled_scans(call.jaxpr, call.layout, as_planned, planned_for(segments))
         return call.finish(*run_scans(call.stacked, call.shared, call.carry))
 
     return run
@@ -61,7 +61,7 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
 
 @weakly_cached
 def compiled_scans(
-    jaxpr: Any, layout: Layout, segments: tuple[Segment, ...], made_for: tuple[Any, ...]
+    jaxpr: Any, layout: Layout, segments: tuple[Segment, ...], planned_for: tuple[Any, ...]
 ) -> Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]:
     """``scanned`` as one compiled function of flat lists, made once for a traced block and a plan."""
     run = flat_scans(flat_call(jaxpr, layout), layout.num_carry, segments)
@@ -92,9 +92,9 @@ def one_by_one(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     return tuple(replace(segment, group=1, slots=None) for segment in segments)
 
 
-def made_for(segments: Sequence[Segment]) -> tuple[Any, ...]:
+def planned_for(segments: Sequence[Segment]) -> tuple[Any, ...]:
     """What the policies of a plan were planned for, which doesn't count where policies are compared."""
-    return tuple(policy.made_for for segment in segments for policy in segment.pattern)
+    return tuple(policy.planned_for for segment in segments for policy in segment.pattern)
 
 
 def resolved(plan: LayerPlan | Policy, num_layers: int) -> tuple[Segment, ...]:

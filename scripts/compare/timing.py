@@ -99,12 +99,12 @@ def _row(ours: Pairs, theirs: Pairs) -> dict[str, Any]:
     }
 
 
-def said(rows: Sequence[dict[str, Any]]) -> str:
+def overhead_line(rows: Sequence[dict[str, Any]]) -> str:
     """In one line, under how many policies JAX's overhead is at most PyTorch's.
 
     >>> slower = {"jax": 1.5, "pytorch": 1.2, "told_apart": True, "pairs": 5, "holds": False}
     >>> noisy = {**slower, "told_apart": False}
-    >>> said([{"policy": "full", "overhead": slower}, {"policy": "none", "overhead": noisy}])
+    >>> overhead_line([{"policy": "full", "overhead": slower}, {"policy": "none", "overhead": noisy}])
     "time over none: JAX's at most PyTorch's in 0 of 2 rows; not told apart by 5 pairs in 1; above it in full"
     """
     found = [(row["policy"], row["overhead"]) for row in rows if "overhead" in row]

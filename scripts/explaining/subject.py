@@ -70,7 +70,7 @@ def _planned(spec: str) -> bool:
     if isinstance(policy, Request):
         return False
     every = [policy] if isinstance(policy, Policy) else [p for s in policy.segments for p in s.pattern]
-    return any(p.made_for for p in every)
+    return any(p.planned_for for p in every)
 
 
 def _title(name: str, config: TransformerConfig, batch: int, seq: int) -> str:

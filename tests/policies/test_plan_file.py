@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jremat
 import policies
 from jremat.policy import OFFLOAD, SAVE, LayerPlan, Policy, Segment, tag
-from jremat.policy.made_for import MadeFor
+from jremat.policy.planned_for import PlannedFor
 from jremat.policy.plan_file import FORMAT, write
 
 PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
@@ -101,9 +101,9 @@ def test_a_key_that_would_not_be_read_back_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("made_for", [None, MadeFor(num_layers=2)])
-def test_a_plan_on_another_graph_is_named_by_its_file(made_for, tmp_path):
-    write(tmp_path / "plan.json", LayerPlan((Segment((PLANNED,), 2),), label=""), made_for)
+@pytest.mark.parametrize("planned_for", [None, PlannedFor(num_layers=2)])
+def test_a_plan_on_another_graph_is_named_by_its_file(planned_for, tmp_path):
+    write(tmp_path / "plan.json", LayerPlan((Segment((PLANNED,), 2),), label=""), planned_for)
     plan = f"plan:{tmp_path / 'plan.json'}"
     with pytest.raises(ValueError, match="was planned for graph 1f3a, the function's graph is ") as refused:
         stacked(block, policies.get(plan), COLUMNS, ROWS, 2)
@@ -224,8 +224,8 @@ def test_a_plan_is_refused_with_another_jax(planned):
 def test_what_a_plan_holds_for_is_written_again_and_not_combined_away(planned, tmp_path):
     policy = policies.get(planned)
     write(tmp_path / "again.json", policy)
-    assert policies.get(f"plan:{tmp_path / 'again.json'}").made_for == policy.made_for
-    assert policy.made_for.num_layers == 2
+    assert policies.get(f"plan:{tmp_path / 'again.json'}").planned_for == policy.planned_for
+    assert policy.planned_for.num_layers == 2
     with pytest.raises(ValueError, match="can't be combined; plan anew"):
         policy | Policy.save("up")
 
@@ -233,15 +233,15 @@ def test_what_a_plan_holds_for_is_written_again_and_not_combined_away(planned, t
 def test_a_file_by_hand_that_says_nothing_of_shapes_is_portable(tmp_path):
     write(tmp_path / "plan.json", Policy.save("up"))
     policy = policies.get(f"plan:{tmp_path / 'plan.json'}")
-    assert policy.made_for is None
+    assert policy.planned_for is None
     assert stacked(block, policy, COLUMNS, COLUMNS, 3).shape == (8, 8)
 
 
 def test_versions_and_shapes_of_a_plan_over_layers_reach_each_of_its_policies(tmp_path):
-    made_for = MadeFor(("float32[2]",), 3, (("jax", jax.__version__),))
-    write(tmp_path / "plan.json", policies.get("mix:2*save:up,rest*none"), made_for)
+    planned_for = PlannedFor(("float32[2]",), 3, (("jax", jax.__version__),))
+    write(tmp_path / "plan.json", policies.get("mix:2*save:up,rest*none"), planned_for)
     plan = policies.get(f"plan:{tmp_path / 'plan.json'}")
-    assert {p.made_for for s in plan.segments for p in s.pattern} == {made_for}
+    assert {p.planned_for for s in plan.segments for p in s.pattern} == {planned_for}
 
 
 KEYS = st.sampled_from(

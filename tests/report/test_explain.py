@@ -10,7 +10,7 @@ from jremat.graph.arguments import take_apart
 from jremat.policy import tag
 from jremat.report.explain import explain, explain_call
 from jremat.report.explained import by_segment
-from jremat.report.reasons import Rules
+from jremat.report.kept_reasons import Rules
 from tests.transform.blocks import case
 
 SPECS = ["full", "dots_saveable", "save_only_matmuls", "save:attn_out", "but:mlp_up", "none", "offload:attn_out"]

@@ -13,7 +13,7 @@ from jremat.command.step import gradient_step
 from jremat.graph.peak import traced_peak
 from jremat.policy import tag
 from jremat.report.explain import explain
-from jremat.report.page import Told, page
+from jremat.report.page import PolicyView, page
 from jremat.report.timeline import timeline
 from jremat.terminal.tables import human
 from jremat.transform.checkpoint import checkpoint
@@ -26,11 +26,11 @@ def mlp(x, w, v):
     return jnp.sin(tag(x @ w, "up")) @ v
 
 
-def told(spec: str) -> Told:
+def told(spec: str) -> PolicyView:
     policy = policies.get(spec)
     found = explain(mlp, *ARGS, policy=policy)
     step, args = gradient_step(checkpoint(mlp, policy), ARGS, {})
-    return Told(found, timeline(traced_peak(step, *args), found, updates=False))
+    return PolicyView(found, timeline(traced_peak(step, *args), found, updates=False))
 
 
 class Reader(HTMLParser):
@@ -59,7 +59,7 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Told, Told]:
+def pair() -> tuple[PolicyView, PolicyView]:
     return told("save:up"), told("full")
 
 
@@ -149,7 +149,7 @@ def test_a_step_of_thousands_of_moments_stays_under_two_megabytes():
     step, shapes = gradient_step(deep, args, {})
     whole = timeline(traced_peak(step, *shapes), found, updates=False)
     several = replace(whole, points=whole.points * 30, lines=tuple((name, values * 30) for name, values in whole.lines))
-    text = page(TITLE, Told(found, several), Told(found, several))
+    text = page(TITLE, PolicyView(found, several), PolicyView(found, several))
     assert len(several.points) > 3000 and len(text.encode()) < 2_000_000
     (data,) = (json.loads(b) for own, b in Reader(text).texts if own == "script" and b.startswith("{"))
     for one in data["timelines"]:

@@ -8,7 +8,7 @@ from jremat.command.step import gradient_step
 from jremat.graph.peak import traced_peak
 from jremat.policy import FULL, NONE, tag
 from jremat.report.explain import explain
-from jremat.report.timeline import LINES, said, timeline
+from jremat.report.timeline import LINES, peak_line, timeline
 from jremat.transform.chain import stack
 
 
@@ -41,7 +41,7 @@ def test_the_lines_sum_to_what_is_alive_and_reach_the_peak(name):
     assert all(n >= 0 for _, values in found.lines for n in values)
     assert {line for line, _ in found.lines} <= set(LINES.values())
     assert {point.phase for point in found.points} <= {"forward", "backward", "recompute"}
-    assert found.points[found.peak_step].operation in said(found)
+    assert found.points[found.peak_step].operation in peak_line(found)
 
 
 def test_buffers_are_alive_within_the_step_and_are_part_of_their_line():

@@ -6,8 +6,8 @@ from typing import Any
 from jax.extend import core
 
 from jremat.calibration import LINT
-from jremat.check.ask import decision, names_heard
 from jremat.check.finding import Finding, Rule
+from jremat.check.policy_answers import decision, names_heard
 from jremat.check.rules.kernels import kernels
 from jremat.check.rules.names import rulings, tags_in
 from jremat.check.sites import Site, bodies, equations

@@ -8,8 +8,8 @@ import jax
 from jax.extend import core
 
 from jremat.calibration import LINT
-from jremat.check.ask import decision
 from jremat.check.finding import Finding, Rule
+from jremat.check.policy_answers import decision
 from jremat.check.rules.costs import rerun_flops
 from jremat.check.rules.names import Ruling, rulings, tags_in
 from jremat.check.sites import HIDDEN, bodies, graph_of_jaxpr

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jremat.check.ask import names_heard
 from jremat.check.finding import Finding, Rule
+from jremat.check.policy_answers import names_heard
 from jremat.check.rules.costs import rerun_flops
 from jremat.check.sites import Site, bodies, equations, read_in
 from jremat.check.subject import Subject, of_body

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from jremat.check.ask import counts, decision, decision_on, private
 from jremat.check.finding import Finding, Rule
+from jremat.check.policy_answers import answers_differ, decision, decision_on, private
 from jremat.check.rules.costs import rerun_flops
 from jremat.check.rules.names import rulings, tags_in
 from jremat.check.sites import Site, equations
@@ -65,7 +65,7 @@ def _none(subject: Subject) -> Iterator[Finding]:
 def _counting(subject: Subject) -> Iterator[Finding]:
     for site in subject.sites:
         dots = _dots(site.body)
-        if not dots or not counts(site.policy, dots[0][0]):
+        if not dots or not answers_differ(site.policy, dots[0][0]):
             continue
         policy = private(site.policy)
         order = [(eqn, line, decision(policy, eqn)) for eqn, _, line in equations(site.body)]

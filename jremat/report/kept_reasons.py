@@ -9,8 +9,8 @@ from jremat.jax_internals import tagged_name
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.policy.decision import RECOMPUTE
 from jremat.policy.ops import Family
-from jremat.report.parts import layers_of
-from jremat.report.readers import Reader
+from jremat.report.backward_readers import Reader
+from jremat.report.model_parts import layers_of
 
 SCHEDULED = "required: of the"
 """How the reason of a schedule's states begins."""

@@ -9,15 +9,15 @@ from jax.extend import core
 from jremat.graph.flops import RECOMPUTE, Flops, flops_of
 from jremat.graph.trace import MARK, user_line
 from jremat.jax_internals import REMAT, REMAT_SCOPE, SCAN, SHARD_MAP, inner_jaxprs, is_call, opened, scopes, tagged_name
-from jremat.report.parts import module_of
-from jremat.report.readers import MOVES
+from jremat.report.backward_readers import MOVES
+from jremat.report.model_parts import module_of
 
 _ENTERED = frozenset({SCAN, REMAT, SHARD_MAP})
-"""Primitives whose inside is told value by value, also where all of it is a recompute; a call is, where it has tags."""
+"""Primitives whose inside is shown value by value, also where all of it is a recompute; a call is if it has tags."""
 
 
 @dataclass(frozen=True)
-class Again:
+class RecomputedValue:
     """One value that the backward pass recomputes.
 
     Args:
@@ -43,17 +43,19 @@ class Again:
     twin: int
 
 
-def made_again(equations: list[Any]) -> Iterator[Again]:
+def recomputed_values(equations: list[Any]) -> Iterator[RecomputedValue]:
     """The values that the equations of a backward pass recompute.
 
-    Told are those with a name, those that the derivative reads, and matmuls of another module than the value without a
+    Shown are those with a name, those that the derivative reads, and matmuls of another module than the value without a
     name that needs them; the cost of a step on the way to them is counted to the first that needs it, so that the costs
     of all sum to the recompute of the whole.
     """
     yield from _level(equations, (), scope="", times=1, again=False)
 
 
-def _level(equations: list[Any], outputs: tuple[Any, ...], scope: str, times: int, again: bool) -> Iterator[Again]:
+def _level(
+    equations: list[Any], outputs: tuple[Any, ...], scope: str, times: int, again: bool
+) -> Iterator[RecomputedValue]:
     """One jaxpr's: its own steps, then those of the jaxprs inside."""
     marked = [again or REMAT_SCOPE in scopes(eqn) for eqn in equations]
     entered = [_is_entered(eqn) for eqn in equations]
@@ -62,7 +64,7 @@ def _level(equations: list[Any], outputs: tuple[Any, ...], scope: str, times: in
     others = [eqn for eqn, is_again, inside in zip(equations, marked, entered) if not is_again or inside]
     read = {v for eqn in others for v in eqn.invars if not isinstance(v, core.Literal)}
     read |= {v for v in outputs if not isinstance(v, core.Literal)}
-    yield from _told(steps, read, scope, times)
+    yield from _values(steps, read, scope, times)
     for eqn, is_again, inside in zip(equations, marked, entered):
         around = f"{scope}/{scopes(eqn)}"
         for jaxpr, repeats in inner_jaxprs(eqn) if inside or not is_again else ():
@@ -82,7 +84,7 @@ def _has_tags(jaxpr: Any) -> bool:
     )
 
 
-def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[Again]:
+def _values(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[RecomputedValue]:
     tags = {id(eqn): tagged_name(eqn.primitive, eqn.params) for eqn in steps}
     made = {var for eqn in steps if tags[id(eqn)] is None for var in eqn.outvars}
     same: dict[Any, Any] = {}  # a tag's output -> the value that it names
@@ -95,24 +97,24 @@ def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[
             if not tag.startswith(MARK):
                 names.setdefault(value, tag)
     fetched = _fetched(steps, made, same)
-    told = {same.get(var, var) for var in read} | set(names)
+    shown = {same.get(var, var) for var in read} | set(names)
     maker = {var: eqn for eqn in steps for var in eqn.outvars}
     cost: dict[Any, Flops] = {}
-    owner: dict[Any, Any] = {}  # a value on the way -> the first told value that needs it
+    owner: dict[Any, Any] = {}  # a value on the way -> the first shown value that needs it
     order: list[tuple[Any, Any]] = []
     for eqn in reversed(steps):
         if tags[id(eqn)] is not None:
             continue
-        mine = next((var for var in eqn.outvars if var in told), None)
+        mine = next((var for var in eqn.outvars if var in shown), None)
         mine = mine if mine is not None else next((owner[var] for var in eqn.outvars if var in owner), None)
         if mine is None:
             continue  # needed by a tag that nobody reads
         spent = flops_of(eqn, RECOMPUTE) * times
         if mine not in eqn.outvars and spent.recompute and _is_anothers(eqn, mine, names, maker):
             mine = eqn.outvars[0]
-            told.add(mine)
+            shown.add(mine)
         cost[mine] = cost.get(mine, Flops()) + spent
-        order += [(eqn, var) for var in eqn.outvars if var in told]
+        order += [(eqn, var) for var in eqn.outvars if var in shown]
         for var in eqn.invars:
             if not isinstance(var, core.Literal) and same.get(var, var) in made:
                 owner[same.get(var, var)] = mine  # walked backwards: the first in the program has the last word
@@ -122,7 +124,7 @@ def _told(steps: list[Any], read: set[Any], scope: str, times: int) -> Iterator[
         like = names.get(var), name, line, scopes(eqn), str(var.aval)
         twins[like] = twins.get(like, -1) + 1
         flops = cost.get(var, Flops())
-        yield Again(names.get(var), var.aval, times, name, line, around, flops, var in fetched, twins[like])
+        yield RecomputedValue(names.get(var), var.aval, times, name, line, around, flops, var in fetched, twins[like])
 
 
 def _is_anothers(eqn: Any, owner: Any, names: Mapping[Any, str], maker: Mapping[Any, Any]) -> bool:

@@ -8,7 +8,7 @@ from jax.extend import core
 
 from jremat.graph.trace import user_line
 from jremat.jax_internals import REMAT_SCOPE, inner_jaxprs, opened, scopes
-from jremat.report.parts import module_of
+from jremat.report.model_parts import module_of
 
 MOVES = frozenset(
     {

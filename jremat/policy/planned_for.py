@@ -9,7 +9,7 @@ SHOWN = 3  # shapes in a message
 
 
 @dataclass(frozen=True)
-class MadeFor:
+class PlannedFor:
     """Shapes, layers and versions of a plan.
 
     Args:
@@ -39,7 +39,7 @@ class MadeFor:
     def shapes_problem(self, found: Iterable[str]) -> str | None:
         """What to say of a function that is given the arrays ``found``; None where they are the plan's.
 
-        >>> MadeFor(("float32[8]", "float32[2, 8]")).shapes_problem(["float32[8]", "float32[4, 8]"])
+        >>> PlannedFor(("float32[8]", "float32[2, 8]")).shapes_problem(["float32[8]", "float32[4, 8]"])
         "'a plan' was planned for float32[2, 8], the function has float32[4, 8]: plan anew"
         """
         wanted, given = Counter(self.shapes), Counter(found)
@@ -54,7 +54,7 @@ class MadeFor:
     def layers_problem(self, num_layers: int) -> str | None:
         """What to say of a stack of so many layers; None where they are the plan's.
 
-        >>> MadeFor(num_layers=12).layers_problem(24)
+        >>> PlannedFor(num_layers=12).layers_problem(24)
         "'a plan' was planned for a stack of 12 layers, this one has 24: plan anew"
         """
         if self.num_layers in (None, num_layers):
@@ -66,7 +66,7 @@ class MadeFor:
     def versions_problem(self) -> str | None:
         """What to say of the packages that are installed; None where they are the plan's.
 
-        >>> MadeFor(versions=(("jax", "0.4.1"), ("no-such-package", "1"))).versions_problem()[:42]
+        >>> PlannedFor(versions=(("jax", "0.4.1"), ("no-such-package", "1"))).versions_problem()[:42]
         "'a plan' was planned with jax 0.4.1, here "
         """
         found = {name: version for name, _ in self.versions if (version := _installed(name)) is not None}

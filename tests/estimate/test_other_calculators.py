@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.elsewhere import FORMULAS, MIXED_PRECISION_BYTES, cookbook, llm_analysis, megatron
+from jremat.estimate.other_calculators import FORMULAS, MIXED_PRECISION_BYTES, cookbook, llm_analysis, megatron
 from jremat.estimate.textbook import STATIC_BYTES, Shape, layer_bytes
 
 CONFIG = TransformerConfig(

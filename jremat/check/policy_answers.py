@@ -15,7 +15,7 @@ from jremat.jax_internals import decision_of, tagged_name
 from jremat.policy import RECOMPUTE, Decision, Policy
 from jremat.policy.ops import FAMILIES, SELECTABLE
 
-_NOBODYS_NAME = "a name that no value bears"
+_UNUSED_NAME = "a name that no value bears"
 
 
 def decision(policy: Any, eqn: Any) -> Decision:
@@ -58,13 +58,13 @@ def names_heard(policy: Any) -> dict[str, Decision]:
     if isinstance(policy, Policy):
         return dict(policy.names)
     tried = private(policy)
-    default = on_name(tried, _NOBODYS_NAME)
+    default = on_name(tried, _UNUSED_NAME)
     answers = {word: on_name(tried, word) for word in sorted(set(_words(policy, set())))}
     return {word: said for word, said in answers.items() if said is not default}
 
 
-def counts(policy: Any, eqn: Any, tries: int = 6) -> bool:
-    """Whether a policy answers the same question now so, now so: it counts, or it rolls dice."""
+def answers_differ(policy: Any, eqn: Any, tries: int = 6) -> bool:
+    """Whether a policy gives different answers to the same question: it counts its calls, or draws at random."""
     if policy is None or isinstance(policy, Policy):
         return False
     tried = private(policy)

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 
-def a_share(tolerance: Any) -> float | None:
+def checked_tolerance(tolerance: Any) -> float | None:
     """A tolerance, or None.
 
     Raises:
         ValueError: no number, one below 0, or one that nothing is beyond.
 
-    >>> a_share(1e-3), a_share(0)
+    >>> checked_tolerance(1e-3), checked_tolerance(0)
     (0.001, 0.0)
     """
     if tolerance is None:
@@ -26,7 +26,7 @@ def a_share(tolerance: Any) -> float | None:
     raise ValueError(f"tolerance: expected a share of at least 0, e.g. 1e-3, got {tolerance!r}")
 
 
-def compiling(options: Mapping[str, Any] | None) -> Callable[..., Any]:
+def jit_under(options: Mapping[str, Any] | None) -> Callable[..., Any]:
     """``jax.jit`` under options of XLA's.
 
     Raises:
