@@ -10,8 +10,9 @@ import jax
 from jremat.check.finding import Finding, Findings, Rule
 from jremat.check.rules import kept, kernels, names, peaks, placement, policies, reruns
 from jremat.check.sites import equations
-from jremat.check.subject import Subject, active_places, subject_of
+from jremat.check.subject import Subject, subject_of
 from jremat.graph.arguments import map_arrays, take_apart
+from jremat.graph.differentiate import inexact_places
 from jremat.plan.request import Request
 from jremat.policy import NONE, LayerPlan, Policy
 from jremat.policy.whole_number import whole_number
@@ -75,7 +76,7 @@ def lint(
     for one in distinct or (policy,):
         call = take_apart(with_policy(f, one, **static), args, kwargs, **static)
         subject = subject_of(call)
-        if not active_places(subject.avals):
+        if not inexact_places(subject.avals):
             raise ValueError("args: expected a floating-point array to differentiate by, got none")
         subject = subject.of(one, num_layers is not None)
         with ONE_BY_ONE(True):  # the loops of ``stack`` hold no remats: its layers are read one by one

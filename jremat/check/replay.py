@@ -17,8 +17,9 @@ from jremat.check.differences import Difference, between_runs, between_traces, o
 from jremat.check.lint import layers_of, with_policy
 from jremat.check.marked_values import Tap, marked, tapped
 from jremat.check.sites import equations
-from jremat.check.subject import Subject, active_places, subject_of
+from jremat.check.subject import Subject, subject_of
 from jremat.graph.arguments import arrays_alone, take_apart
+from jremat.graph.differentiate import inexact_places
 from jremat.graph.effects import refuse_refs
 from jremat.graph.trace import capture
 from jremat.plan.request import Request
@@ -127,7 +128,7 @@ def replay(
         rematted, bare = with_policy(f, policy, **static), None if policy is None else f
     call = take_apart(rematted, args, kwargs, **static)
     arrays = [jnp.asarray(leaf) for leaf in call.arrays]
-    if not active_places(arrays):
+    if not inexact_places(arrays):
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
     subject, again = subject_of(call), _traced_anew(rematted, args, kwargs, **static)
     refuse_traced(subject.closed.consts)
@@ -236,7 +237,7 @@ def _outside(
     largest = max(
         (float(np.abs(g.astype(np.float64)).max(initial=0)) for g in bare_gradients if g.dtype.kind == "f"), default=0.0
     )
-    active = [paths[k] for k in active_places(arrays)]
+    active = [paths[k] for k in inexact_places(arrays)]
     return [
         *(_named(f"result {k}", "result", a, b, 0.0) for k, (a, b) in enumerate(zip(results, bare_results))),
         *(

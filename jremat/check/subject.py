@@ -11,6 +11,7 @@ from jax.extend import core
 from jremat.check.rewrite import inlined
 from jremat.check.sites import Site, bodies, graph_of_jaxpr, sites_of
 from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.differentiate import inexact_places, is_inexact, kept_by_pullback, of_places
 from jremat.graph.flops import FlopCount, Flops, flops
 from jremat.graph.graph import Graph
 from jremat.graph.peak import Peak, traced_peak
@@ -60,7 +61,7 @@ class Subject:
     @property
     def is_loss(self) -> bool:
         """Whether it returns numbers alone, so that its gradient is the whole step's; a block's are a small carry."""
-        return not self.is_block and all(v.aval.size == 1 for v in self.jaxpr.outvars if _floats(v.aval))
+        return not self.is_block and all(v.aval.size == 1 for v in self.jaxpr.outvars if is_inexact(v.aval))
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return core.jaxpr_as_fun(self.closed)(*arrays)
@@ -117,16 +118,7 @@ class Subject:
             NotImplementedError: as ``rows``.
         """
         self._refuse_refs()
-        active = active_places(self.avals)
-
-        def kept(*arrays: Any) -> list[Any]:
-            def of_active(*chosen: Any) -> Any:
-                given = dict(zip(active, chosen))
-                return self(*(given.get(k, array) for k, array in enumerate(arrays)))
-
-            return jax.tree.leaves(jax.vjp(of_active, *(arrays[k] for k in active))[1])
-
-        return jax.make_jaxpr(kept)(*self.avals).jaxpr
+        return jax.make_jaxpr(kept_by_pullback(self))(*self.avals).jaxpr
 
     def _refuse_refs(self) -> None:
         if any(is_ref(v.aval) for v in (*self.jaxpr.invars, *self.jaxpr.constvars)):
@@ -160,22 +152,16 @@ def of_body(site: Site) -> Subject:
 
 def gradient_of(f: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
     """The gradient of the sum of ``f``'s outputs by every floating-point input."""
-    active = active_places(avals)
+    active = inexact_places(avals)
+
+    def total(*arrays: Any) -> jax.Array:
+        return sum((jnp.real(out).astype(jnp.float32).sum() for out in f(*arrays) if is_inexact(out)), jnp.float32(0))
 
     def step(*arrays: Any) -> Any:
-        def total(*chosen: Any) -> jax.Array:
-            given = dict(zip(active, chosen))
-            outs = f(*(given.get(k, array) for k, array in enumerate(arrays)))
-            return sum((jnp.real(out).astype(jnp.float32).sum() for out in outs if _floats(out)), jnp.float32(0))
-
-        return jax.value_and_grad(total, argnums=tuple(range(len(active))))(*(arrays[k] for k in active))
+        by = of_places(total, arrays, active)
+        return jax.value_and_grad(by, argnums=tuple(range(len(active))))(*(arrays[k] for k in active))
 
     return step
-
-
-def active_places(avals: Sequence[Any]) -> list[int]:
-    """Which inputs are differentiated: all that float."""
-    return [k for k, aval in enumerate(avals) if _floats(aval)]
 
 
 def chosen(counted: Flops, graph: Graph) -> int:
@@ -187,7 +173,3 @@ def chosen(counted: Flops, graph: Graph) -> int:
 def work(graph: Graph) -> int:
     """FLOPs of a graph: of its matmuls, or of everything where there are none."""
     return graph.matmul_flops or graph.other_flops
-
-
-def _floats(aval: Any) -> bool:
-    return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.inexact))

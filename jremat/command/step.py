@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jremat.graph.arguments import take_apart
+from jremat.graph.differentiate import is_inexact
 
 
 def gradient_step(
@@ -28,11 +29,11 @@ def gradient_step(
     """
     arguments = take_apart(f, args, kwargs)
     arrays = {
-        path: jax.ShapeDtypeStruct(jnp.shape(leaf), _dtype(leaf))
+        path: jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
         for path, leaf in zip(arguments.array_paths, arguments.arrays)
     }
-    active = [path for path, leaf in arrays.items() if _is_real(leaf)]
-    given = filter(_is_real, jax.tree.leaves(jax.eval_shape(arguments.call, *arrays.values())))
+    active = [path for path, leaf in arrays.items() if is_inexact(leaf)]
+    given = filter(is_inexact, jax.tree.leaves(jax.eval_shape(arguments.call, *arrays.values())))
     cotangents = {f"cotangent {k}": out for k, out in enumerate(given)}
     paths, places = tuple(arrays), tuple(cotangents)
 
@@ -40,17 +41,9 @@ def gradient_step(
         def of_active(*chosen: Any) -> Any:
             own = dict(arrays) | dict(zip(active, chosen))
             leaves = jax.tree.leaves(arguments.call(*(own[path] for path in paths)))
-            return [leaf for leaf in leaves if _is_real(leaf)], leaves
+            return [leaf for leaf in leaves if is_inexact(leaf)], leaves
 
         _, pull, out = jax.vjp(of_active, *(arrays[path] for path in active), has_aux=True)
         return out, pull([cotangents[place] for place in places])
 
     return step, (arrays, cotangents)
-
-
-def _is_real(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
-
-
-def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)

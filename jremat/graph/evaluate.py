@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jremat.graph.differentiate import is_inexact
 from jremat.graph.interpret import interpret, retraced, with_jaxprs
 from jremat.graph.named import bind_named
 from jremat.graph.trace import REWRITABLE
@@ -28,7 +28,7 @@ def evaluate(
         The outputs.
     """
     count = itertools.count()
-    active = [x for x in (*consts, *inputs) if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact)]
+    active = [x for x in (*consts, *inputs) if is_inexact(x)]
 
     def named(eqn: Any, given: Sequence[Any], around: tuple[Any, ...]) -> list[Any]:
         key = f"{prefix}{next(count)}"

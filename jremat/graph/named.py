@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
+from jremat.graph.differentiate import is_inexact, of_places, zero_tangent
 from jremat.graph.interpret import interpret
 from jremat.jax_internals import bind, differentiates
 
@@ -41,17 +41,17 @@ def bind_named(eqn: Any, inputs: Sequence[Any], names: Sequence[str | None], oth
     @functools.partial(named.defjvp, symbolic_zeros=True)
     def rule(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
         primals, tangents = primals[:count], tangents[:count]
-        active = [k for k, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and _real(t)]
+        active = [k for k, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(t)]
         if not active:
             outs = _name(bind(eqn, primals), names)
-            return outs, [_zero(out) for out in outs]
+            return outs, [zero_tangent(out) for out in outs]
         derivative = _derivative(eqn, primals, active)
         given = [*primals, *(tangents[k] for k in active)]
         outs = _run(derivative, given, names)
         primal_outs, moved = outs[: len(outs) // 2], outs[len(outs) // 2 :]
         moving = _depending(derivative.jaxpr, derivative.jaxpr.invars[count:])
         flags = [not isinstance(v, core.Literal) and v in moving for v in derivative.jaxpr.outvars[len(moved) :]]
-        return primal_outs, [t if flag else _zero(out) for t, flag, out in zip(moved, flags, primal_outs)]
+        return primal_outs, [t if flag else zero_tangent(out) for t, flag, out in zip(moved, flags, primal_outs)]
 
     return list(named(*inputs, *others))
 
@@ -60,26 +60,12 @@ def _name(outs: Sequence[Any], names: Sequence[str | None]) -> list[Any]:
     return [checkpoint_name(out, name) if name else out for out, name in zip(outs, names, strict=True)]
 
 
-def _real(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _zero(x: Any) -> SymbolicZero:
-    return SymbolicZero(jax.typeof(x).to_tangent_aval())
-
-
 def _derivative(eqn: Any, primals: Sequence[Any], active: Sequence[int]) -> Any:
     """The closed jaxpr of (inputs, tangents of the active ones) to outputs and tangents, calls entered."""
 
     def moved(*given: Any) -> list[Any]:
-        at, along = list(given[: len(primals)]), given[len(primals) :]
-
-        def of_active(*chosen: Any) -> list[Any]:
-            filled = list(at)
-            for k, x in zip(active, chosen):
-                filled[k] = x
-            return bind(eqn, filled)
-
+        at, along = given[: len(primals)], given[len(primals) :]
+        of_active = of_places(lambda *filled: bind(eqn, filled), at, active)
         outs, out_tangents = jax.jvp(of_active, tuple(at[k] for k in active), tuple(along))
         return [*outs, *out_tangents]
 
@@ -116,8 +102,8 @@ def _depending(jaxpr: Any, given: Sequence[Any]) -> Vars:
 
 def _reads_outputs(eqn: Any, inputs: Sequence[Any]) -> bool:
     """Whether the derivative of an equation, by what floats, reads what the equation makes."""
-    places = [k for k, v in enumerate(eqn.invars) if not isinstance(v, core.Literal) and _real(v.aval)]
-    if not any(_real(v.aval) for v in eqn.outvars):
+    places = [k for k, v in enumerate(eqn.invars) if not isinstance(v, core.Literal) and is_inexact(v.aval)]
+    if not any(is_inexact(v.aval) for v in eqn.outvars):
         return False
     # One by one: some rules refuse an input, of which nothing says whether it is differentiated.
     return any(_reads_by(eqn, inputs, [k]) for k in places)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments
+from jremat.graph.differentiate import kept_by_pullback
 from jremat.graph.trace import MARK, aval_bytes, user_line
 from jremat.jax_internals import CUSTOM_JVP, SCAN, inner_jaxprs, is_call, opened, scopes, tagged_name
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
@@ -115,15 +116,7 @@ def read_residuals(arguments: Arguments) -> Residuals:
     Exact: read from the outputs of ``jax.vjp``'s own program, as JAX's own listing is, with tags and source lines found
     inside loops too.
     """
-    active = [k for k, leaf in enumerate(arguments.arrays) if jnp.issubdtype(_dtype(leaf), jnp.inexact)]
-
-    def kept(*arrays: Any) -> list[Any]:
-        def of_active(*chosen: Any) -> Any:
-            given = dict(zip(active, chosen))
-            return arguments.call(*(given.get(k, array) for k, array in enumerate(arrays)))
-
-        return jax.tree.leaves(jax.vjp(of_active, *(arrays[k] for k in active))[1])
-
+    kept = kept_by_pullback(arguments.call)
     args, kwargs = arguments.to_trace()
     with arguments.naming_parameters():
         jaxpr = jax.make_jaxpr(arguments.over_arrays(kept))(*args, **kwargs).jaxpr
@@ -131,10 +124,6 @@ def read_residuals(arguments: Arguments) -> Residuals:
     # two outputs that are one value are kept once
     by_value = {origin.key: origin for origin in found if origin.mark != UNREAD}
     return Residuals(tuple(row_of(origin, arguments.array_paths) for origin in by_value.values()))
-
-
-def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph import Graph
 from jremat.graph.arguments import take_apart
+from jremat.graph.differentiate import is_inexact, kept_by_pullback
 from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.flops import flops
@@ -138,6 +138,7 @@ def read_block(
     Raises:
         ValueError: a name in ``keep`` that no value bears; a cost that isn't a number for each operation.
 
+    >>> import jax.numpy as jnp
     >>> block = read_block(lambda x, w: jnp.sin(x @ w) @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), cost=lambda graph:
     ...                    tuple(op.matmul_flops for op in graph.ops))
     >>> block.outcome(FULL).recompute_flops, block.forward_flops
@@ -147,7 +148,7 @@ def read_block(
     graph = graph_of(program, SELECTABLE)
     _check_names(keep, graph)
     given = (*program.jaxpr.invars, *program.jaxpr.constvars)
-    if not any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in given):
+    if not any(is_inexact(var.aval) for var in given):
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
     places = _markable(graph, names_only)
     own = len(jax.tree.leaves(args[:fetched]))
@@ -218,18 +219,8 @@ def _forward(program: Program, marks: dict[str, str]) -> Any:
     """The closed jaxpr of the residuals of the marked function, calls entered."""
     inputs, consts = ([var.aval for var in some] for some in (program.jaxpr.invars, program.jaxpr.constvars))
     arrays = [*consts, *inputs]
-    real = [k for k, aval in enumerate(arrays) if jnp.issubdtype(aval.dtype, jnp.inexact)]
-
-    def kept(*arrays: Any) -> list[Any]:
-        def run(*chosen: Any) -> Any:
-            given = list(arrays)
-            for k, value in zip(real, chosen):
-                given[k] = value
-            return evaluate(program.jaxpr, given[: len(consts)], given[len(consts) :], marks)
-
-        return jax.tree.leaves(jax.vjp(run, *(arrays[k] for k in real))[1])
-
-    traced = jax.make_jaxpr(kept)(*arrays)
+    run = lambda *given: evaluate(program.jaxpr, given[: len(consts)], given[len(consts) :], marks)
+    traced = jax.make_jaxpr(kept_by_pullback(run))(*arrays)
     return jax.make_jaxpr(lambda *flat: evaluate(traced.jaxpr, traced.consts, flat, {}))(*arrays)
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
 from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.differentiate import inexact_places, pullback
 from jremat.graph.effects import refuse_refs
 from jremat.graph.residuals import UNREAD, Origin, origin_of
 from jremat.graph.trace import capture
@@ -48,20 +48,15 @@ def both_ways(arguments: Arguments) -> BothWays:
     The residuals are those of ``jremat.graph.residuals``: the same pullback's leaves.
     """
     arrays = arguments.arrays
-    active = [k for k, leaf in enumerate(arrays) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    active = inexact_places(arrays)
     forward = capture(arguments)
     refuse_refs(forward.jaxpr, forward.paths)
     given, out_tree = [var.aval for var in forward.jaxpr.outvars], forward.out_tree
-    real = [k for k, out in enumerate(given) if jnp.issubdtype(out.dtype, jnp.inexact)]
+    real = inexact_places(given)
 
     def run(*leaves: Any) -> Any:
         inputs, cotangents = leaves[: len(arrays)], dict(zip(real, leaves[len(arrays) :]))
-
-        def of_active(*chosen: Any) -> Any:
-            places = dict(zip(active, chosen))
-            return arguments.call(*(places.get(k, leaf) for k, leaf in enumerate(inputs)))
-
-        out, pull = jax.vjp(of_active, *(inputs[k] for k in active))
+        out, pull = pullback(arguments.call, inputs, active)
         none = [np.zeros(o.shape, jax.dtypes.float0) for o in given]
         gradients = pull(jax.tree.unflatten(out_tree, [cotangents.get(k, none[k]) for k in range(len(given))]))
         return out, gradients, jax.tree.leaves(pull)

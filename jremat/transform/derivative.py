@@ -10,6 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from jremat.graph.differentiate import is_inexact, zero_tangent
 from jremat.graph.residuals import UNREAD
 from jremat.transform.flat import selected
 from jremat.transform.layer import Active, Flat, Leaves, SplitLayer, split
@@ -44,7 +45,7 @@ def differentiable(
         stacked, shared, carry = primals
         moved = [[_moves(t) for t in some] for some in tangents]
         # The carry of a later layer is differentiated even where the first one's isn't: all of it that can be.
-        active = Active(tuple(moved[0]), tuple(moved[1]), tuple(map(_real, carry)))
+        active = Active(tuple(moved[0]), tuple(moved[1]), tuple(map(is_inexact, carry)))
         # Types, not shapes: under explicit sharding and in a shard_map they say more.
         types = jax.eval_shape(Weights(stacked, shared).layer, 0), shared, carry
         loops = cut_up(lambda rematted: split(rematted, *types, active))
@@ -57,7 +58,7 @@ def differentiable(
         )
         given = [t for some in tangents for t in some if _moves(t)]
         supply = iter(both(fixed, given, like=selected(active.carry, out)))
-        return out, [next(supply) if flag else _zero(x) for flag, x in zip(active.carry, out)]
+        return out, [next(supply) if flag else zero_tangent(x) for flag, x in zip(active.carry, out)]
 
     chain.defjvp(tangents_of, symbolic_zeros=True)
     return chain
@@ -100,7 +101,7 @@ class _Passes:
             out_tangents = self._scanned_jvp(self.scan, primals, tangents)[1]
             out, saved = forward(*primals)
             leaves, tree = jax.tree.flatten(saved)
-            along: list[Any] = [_zero(x) for x in leaves]
+            along: list[Any] = [zero_tangent(x) for x in leaves]
             # Of what is saved the backward pass reads the first carry's tangent alone.
             for place, t in zip(self.loops[0].carried, tangents[2], strict=True):
                 if place is not None and _moves(t):
@@ -140,7 +141,7 @@ class _Passes:
     def push(self, given: Leaves, saved: Any, stacked: Leaves, shared: Leaves, unheld: Leaves) -> Leaves:
         """Tangents of what is moved, ``given``, to those of the last active carry."""
         at, supply = (stacked, shared, self._first(saved, unheld)), iter(given)
-        along = [[next(supply) if flag else _zero(x) for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
+        along = [[next(supply) if flag else zero_tangent(x) for flag, x in zip(*pair)] for pair in zip(self.moved, at)]
         return selected(self.active.carry, self._scanned_jvp(self.scan, at, along)[1])
 
     def _scanned_jvp(self, f: Callable[..., Any], at: Sequence[Any], along: Sequence[Any]) -> tuple[Any, Any]:
@@ -168,7 +169,9 @@ class _Passes:
         leaves, supply = jax.tree.leaves(saved), iter(unheld)
         found = [next(supply) if place is None else leaves[place] for place in self.loops[0].carried]
         at_first = [place is not None for place in self.loops[0].carried]
-        return [(_head(t) if head else t) if _moves(t) else _zero(x) for t, head, x in zip(found, at_first, carry)]
+        return [
+            (_head(t) if head else t) if _moves(t) else zero_tangent(x) for t, head, x in zip(found, at_first, carry)
+        ]
 
 
 def _jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -190,11 +193,3 @@ def _head(stacked: jax.Array) -> jax.Array:
 
 def _moves(tangent: Any) -> bool:
     return not isinstance(tangent, SymbolicZero) and tangent.dtype != jax.dtypes.float0
-
-
-def _zero(x: Any) -> SymbolicZero:
-    return SymbolicZero(jax.typeof(x).to_tangent_aval())
-
-
-def _real(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
+from jremat.graph.differentiate import is_inexact
 from jremat.graph.evaluate import evaluate
 from jremat.jax_internals import REMAT_SCOPE
 
@@ -121,7 +121,7 @@ def split(block: Flat, layer: Sequence[Any], shared: Sequence[Any], carry: Seque
     avals = [*layer, *shared, *carry]
     closed = jax.make_jaxpr(whole)(*avals)
     flat = jax.make_jaxpr(lambda *leaves: evaluate(closed.jaxpr, closed.consts, leaves, {}))(*avals)
-    needs = _needing_carry(flat.jaxpr, sum(sizes), exempt=[jnp.issubdtype(a.dtype, jnp.inexact) for a in layer])
+    needs = _needing_carry(flat.jaxpr, sum(sizes), exempt=[is_inexact(a) for a in layer])
     return _sorted_out(closed, flat, needs, sum(sizes), len(carry), treedefs[-1], active)
 
 

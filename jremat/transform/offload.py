@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 
+from jremat.graph.differentiate import is_inexact
 from jremat.policy import OFFLOAD, SAVE, Decision, Policy
 
 Which = TypeVar("Which")
@@ -18,16 +18,12 @@ BOUNDARY = "block_in"
 
 def to_host(leaves: list[jax.Array]) -> list[jax.Array]:
     """The same values, floating ones in pinned host memory; integers and keys are small and stay."""
-    return [jax.device_put(x, jax.memory.Space.Host) if _floats(x) else x for x in leaves]
+    return [jax.device_put(x, jax.memory.Space.Host) if is_inexact(x) else x for x in leaves]
 
 
 def from_host(leaves: list[jax.Array]) -> list[jax.Array]:
     """The same values back in device memory."""
-    return [jax.device_put(x, jax.memory.Space.Device) if _floats(x) else x for x in leaves]
-
-
-def _floats(x: jax.Array) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+    return [jax.device_put(x, jax.memory.Space.Device) if is_inexact(x) else x for x in leaves]
 
 
 def boundary_on_host(policy: Policy) -> bool:
