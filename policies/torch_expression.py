@@ -5,6 +5,7 @@ It needs no PyTorch, which has four means: no checkpoint, ``checkpoint`` around 
 no name there; SAC speaks of it by the op that makes it and how often that op was called in the block.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,13 +120,9 @@ def express_plan(plan: LayerPlan | Policy, num_layers: int) -> tuple[Group, ...]
     for segment in plan.resolve(num_layers):
         if segment.slots is not None:
             raise NotExpressible("a binomial schedule needs a backward loop of its own")
-        length = len(segment.pattern) * (segment.repeats or 1)
-        each = [express(segment.pattern[i % len(segment.pattern)]) for i in range(length)]
-        if segment.group == 1:
-            groups += [Group(1, expression, False) for expression in each]
-        else:
-            starts = range(0, length, segment.group)
-            groups += [Group(min(segment.group, length - start), each[start], True) for start in starts]
+        each = [express(policy) for policy in segment.pattern] * (segment.repeats or 1)
+        starts = itertools.accumulate(segment.group_sizes, initial=0)
+        groups += [Group(size, each[start], segment.group > 1) for size, start in zip(segment.group_sizes, starts)]
     return tuple(groups)
 
 

@@ -11,7 +11,7 @@ is there, keeping them costs nothing: so each mix is worth a second look with a 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from jremat.plan.block import Budget, best
 from jremat.plan.cut import convex_frontier
@@ -72,7 +72,7 @@ class Stack:
 
     def _segment(self, segment: Segment) -> tuple[int, int, float, int]:
         pattern, repeats = segment.pattern, segment.repeats or 0
-        length = len(pattern) * repeats
+        length = segment.num_layers
         outcomes = [self.block.outcome(policy) for policy in pattern]
         if segment.slots is not None:
             # The sweep's L - 1 steps are the forward pass itself; each layer is run once more before it is taken back.
@@ -86,11 +86,9 @@ class Stack:
                 again * self.block.forward_flops + length * (own.recompute_flops + outcomes[0].recompute_flops),
             )
         if segment.group > 1:
-            groups = -(-length // segment.group)
-            largest = min(segment.group, length)
-            cycle = [outcomes[k % len(outcomes)] for k in range(length)]
-            lasts = [cycle[min(g * segment.group + segment.group, length) - 1] for g in range(groups)]
-            ends = [self._remade(outcome) for outcome in lasts]
+            groups, largest = len(segment.group_sizes), max(segment.group_sizes)
+            cycle = outcomes * repeats
+            ends = [self._remade(cycle[end - 1]) for end in accumulate(segment.group_sizes)]
             return (
                 sum(o.kept_bytes for o in cycle[:largest]) + (groups + largest - length) * self.carry_bytes,
                 sum(o.host_bytes for o in cycle[:largest]),

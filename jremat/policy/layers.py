@@ -1,5 +1,6 @@
 """Which policy for which layer: plans over a stack of equal blocks, as data."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, overload
@@ -35,9 +36,38 @@ class Segment:
         if self.slots is not None and self.group != 1:
             raise ValueError(f"slots: a schedule takes no groups, got group={self.group} and slots={self.slots}")
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of a closed segment."""
+        assert self.repeats is not None, "a resolved segment is closed"
+        return len(self.pattern) * self.repeats
 
-@dataclass(frozen=True)
-class LayerPlan:
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Layers of each group of a closed segment, first layer first; the last is short where they don't divide."""
+        whole, rest = divmod(self.num_layers, self.group)
+        return (self.group,) * whole + ((rest,) if rest else ())
+
+
+class _BySpec:
+    """What prints as the spec that it came from."""
+
+    label: str
+
+    @property
+    def spec(self) -> str:
+        """The spec that ``policies.get`` reads back to an equal one."""
+        return self.label
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"policies.get({self.label!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class LayerPlan(_BySpec):
     """A policy for each layer of a stack, as a list of segments, first layer first.
 
     Only the last segment may be open (``repeats=None``). A plan is not a JAX policy: hand it to the stack.
@@ -51,7 +81,7 @@ class LayerPlan:
 
     >>> from jremat.policy.policy import FULL, NONE
     >>> plan = LayerPlan((Segment((FULL,), repeats=2), Segment((NONE,))), label="block:2")
-    >>> [len(s.pattern) * s.repeats for s in plan.resolve(5)]
+    >>> [segment.num_layers for segment in plan.resolve(5)]
     [2, 3]
     >>> [str(p) for p in plan.policies(3)]
     ['full', 'full', 'none']
@@ -65,17 +95,6 @@ class LayerPlan:
             raise ValueError("segments: expected at least one, got none")
         if any(segment.repeats is None for segment in self.segments[:-1]):
             raise ValueError("segments: only the last may be open (repeats=None)")
-
-    @property
-    def spec(self) -> str:
-        """The spec that ``policies.get`` reads back to an equal plan."""
-        return self.label
-
-    def __str__(self) -> str:
-        return self.label
-
-    def __repr__(self) -> str:
-        return f"policies.get({self.label!r})"
 
     def resolve(self, num_layers: int) -> tuple[Segment, ...]:
         """The same plan for a stack of ``num_layers``: every segment closed, a pattern cut short as one of its own.
@@ -107,9 +126,21 @@ class LayerPlan:
             raise ValueError(f"num_layers: {self.label!r} names {num_layers - left} layers, the stack has {num_layers}")
         return tuple(closed)
 
+    def placed(self, num_layers: int) -> tuple[tuple[int, Segment], ...]:
+        """The closed segments, each with its first layer.
+
+        >>> from jremat.policy.policy import FULL, NONE
+        >>> plan = LayerPlan((Segment((FULL,), repeats=2), Segment((NONE,))), label="block:2")
+        >>> [first for first, _ in plan.placed(5)]
+        [0, 2]
+        """
+        segments = self.resolve(num_layers)
+        ends = itertools.accumulate(segment.num_layers for segment in segments)
+        return tuple((end - segment.num_layers, segment) for end, segment in zip(ends, segments))
+
     def policies(self, num_layers: int) -> tuple[Policy, ...]:
         """The policy of each layer, first layer first."""
-        return tuple(p for s in self.resolve(num_layers) for _ in range(s.repeats or 0) for p in s.pattern)
+        return tuple(p for s in self.resolve(num_layers) for p in s.pattern * (s.repeats or 0))
 
     def uniform(self, num_layers: int) -> Policy | None:
         """The one policy of all layers, where there is one and no layer is grouped or scheduled, else None.
@@ -130,8 +161,8 @@ class LayerPlan:
         )
 
 
-@dataclass(frozen=True)
-class NeedsShapes:
+@dataclass(frozen=True, repr=False)
+class NeedsShapes(_BySpec):
     """What is no policy until shapes are known: the data of ``jremat.Request``, for those that can only refuse one.
 
     Args:
@@ -144,17 +175,6 @@ class NeedsShapes:
     kind: str
     amount: float | None = None
     label: str = field(default="", compare=False)
-
-    @property
-    def spec(self) -> str:
-        """The spec that ``policies.get`` reads back to an equal request."""
-        return self.label
-
-    def __str__(self) -> str:
-        return self.label
-
-    def __repr__(self) -> str:
-        return f"policies.get({self.label!r})"
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(

@@ -36,21 +36,11 @@ class Rules:
         if place is None or self.num_layers is None:
             return None, None
         first, _, turn = place
-        for start, segment in segments(self.policy, self.num_layers):
-            length = len(segment.pattern) * (segment.repeats or 0)
-            if start <= first < start + length:
+        for start, segment in self.policy.placed(self.num_layers):
+            if start <= first < start + segment.num_layers:
                 # A loop's turns count from where the loop begins, which is where a pattern does.
                 return segment.pattern[((first - start) + (turn or 0)) % len(segment.pattern)], segment
         return None, None
-
-
-def segments(plan: LayerPlan, num_layers: int) -> list[tuple[int, Segment]]:
-    """The closed segments of a plan, each with its first layer."""
-    found, start = [], 0
-    for segment in plan.resolve(num_layers):
-        found.append((start, segment))
-        start += len(segment.pattern) * (segment.repeats or 0)
-    return found
 
 
 def why_kept(origin: Origin, rules: Rules, scope: str, readers: Sequence[Reader]) -> str:

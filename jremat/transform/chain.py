@@ -135,7 +135,7 @@ def _compiled_loops(
         moved = "; what it offloads stays on the device" if offloads else ""
         _say_scanned(plan, segments, "forward mode or a second derivative", moved)
 
-    num_layers = sum(len(segment.pattern) * (segment.repeats or 0) for segment in segments)
+    num_layers = sum(segment.num_layers for segment in segments)
     loops = lambda cut: _loops(call, segments, cut)
     run = differentiable(call, num_layers, loops, lambda *lists: scans(*lists)[0], say)
     return compiled(lambda stacked, shared, carry: (run(stacked, shared, carry), []))
@@ -174,7 +174,7 @@ def _loops(call: Flat, segments: Sequence[Segment], cut: Callable[[Flat], SplitL
 def _loops_of(call: Flat, segment: Segment, cut: Cut) -> tuple[Loop, ...]:
     pattern, repeats = segment.pattern, segment.repeats
     assert repeats is not None, "a resolved segment is closed"
-    length = len(pattern) * repeats
+    length = segment.num_layers
     if segment.slots is not None:
         return (Scheduled(call, cut(pattern[0], length == 1), tables(binomial(length, segment.slots))),)
     if segment.group == 1:

@@ -152,7 +152,7 @@ def lost_schedules(segments: Sequence[Segment]) -> str:
 def _in_place_of(segment: Segment) -> int:
     """Layers of a group where a schedule's slots would be: as many boundaries."""
     assert segment.slots is not None
-    return -(-_length(segment) // segment.slots)
+    return -(-segment.num_layers // segment.slots)
 
 
 def scanned(
@@ -169,9 +169,9 @@ def scanned(
         The last carry, and what the layers wrote, stacked [L, ...].
     """
     written = []
-    start, num_layers = 0, sum(_length(segment) for segment in segments)
+    start, num_layers = 0, sum(segment.num_layers for segment in segments)
     for segment in segments:
-        length = _length(segment)
+        length = segment.num_layers
         # The whole stack is scanned as it stands: slicing it would copy it.
         own = parameters if length == num_layers else _slice(parameters, start, start + length)
         carry, out = _segment(block, segment, own, carry, shared)
@@ -180,12 +180,8 @@ def scanned(
     return carry, _joined(written)
 
 
-def _length(segment: Segment) -> int:
-    return len(segment.pattern) * (segment.repeats or 0)
-
-
 def _segment(block: Block, segment: Segment, parameters: Any, carry: Any, shared: Sequence[Any]) -> tuple[Any, Any]:
-    pattern, length, group = segment.pattern, _length(segment), segment.group
+    pattern, length, group = segment.pattern, segment.num_layers, segment.group
     if segment.slots is not None:
         group = _in_place_of(segment)
     if group == 1:
