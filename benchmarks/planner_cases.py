@@ -21,7 +21,7 @@ from jremat.graph.peak import traced_peak
 from jremat.measure import memory, target
 from jremat.measure.memory_analysis import versions
 from jremat.plan.planner import cost_of
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy

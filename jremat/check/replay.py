@@ -12,10 +12,10 @@ import numpy as np
 from jax.extend import core
 
 from jremat.calibration import REPLAY
-from jremat.check.arguments import checked_tolerance, jit_under, refuse_abstract, refuse_traced
 from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
 from jremat.check.lint import layers_of, with_policy
 from jremat.check.marked_values import Tap, marked, tapped
+from jremat.check.replay_arguments import checked_tolerance, jit_under, refuse_abstract, refuse_traced
 from jremat.check.sites import equations
 from jremat.check.subject import Subject, subject_of
 from jremat.graph.arguments import arrays_alone, take_apart

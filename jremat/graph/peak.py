@@ -13,7 +13,7 @@ from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.liveness import Life, Run, best
 from jremat.graph.operations import Computation, Op, Value
 from jremat.graph.order import ORDERS
-from jremat.graph.program import read_program
+from jremat.graph.read_kernels import read_program
 from jremat.graph.rules import rules_for
 from jremat.graph.trace import Program, capture, device_bytes
 from jremat.jax_internals import JVP_SCOPE, REMAT_SCOPE, SCAN, TRANSPOSE_SCOPE, live, opened

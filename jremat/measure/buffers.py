@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jremat.graph.graph import Graph
 from jremat.jax_internals import REMAT_SCOPE, TRANSPOSE_SCOPE
-from jremat.measure.schedule import Instruction, Life, Schedule
+from jremat.measure.hlo_schedule import Instruction, Life, Schedule
 
 Tags = Mapping[tuple[str, int], tuple[str, ...]]
 """The names of values by their source, ``file.py:12 (function)``, and number of elements."""

@@ -14,7 +14,7 @@ import jax
 
 from jremat.measure.buffers import Buffer, Tags, largest_at_peak
 from jremat.measure.compile import compiled
-from jremat.measure.schedule import Schedule
+from jremat.measure.hlo_schedule import Schedule
 from jremat.measure.targets import Target
 from jremat.policy.shown import WIDTH, aligned, human
 

@@ -18,7 +18,7 @@ from jremat.graph.trace import graph_of
 from jremat.measure import Target, devices, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
-from jremat.plan.arguments import (
+from jremat.plan.plan_arguments import (
     Objective,
     check_flag,
     check_functions,
@@ -30,7 +30,7 @@ from jremat.plan.arguments import (
     known_bytes,
     known_objective,
 )
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, Points
 from jremat.plan.roofline import Cost, Roofline, matmul_flops
 from jremat.plan.search import Found, PeakOf, search

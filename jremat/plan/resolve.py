@@ -10,7 +10,7 @@ from jremat.measure import Target
 from jremat.measure import target as find_target
 from jremat.plan.block import Budget, best, least_bytes
 from jremat.plan.planner import StepOf, cost_of, equipped, plan
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, NeedsShapes, Policy
 from jremat.policy.whole_number import whole_number

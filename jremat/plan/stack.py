@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from jremat.plan.block import Budget, best
 from jremat.plan.cut import convex_frontier
 from jremat.plan.problem import Outcome
-from jremat.plan.program import Block
+from jremat.plan.read_block import Block
 from jremat.policy import FULL, NONE, LayerPlan, Policy, Segment
 from jremat.transform.groups import every_k, group_sizes
 from jremat.transform.revolve import binomial_steps

@@ -12,9 +12,9 @@ from jremat.jax_internals import inner_jaxprs, opened, tagged_name
 from jremat.policy import OFFLOAD, LayerPlan, Policy
 from jremat.policy.shown import cut, human_flops
 from jremat.report.backward_readers import Uses
+from jremat.report.forward_and_backward import BothWays, both_ways
 from jremat.report.kept_reasons import SCHEDULED, Rules, why_kept
 from jremat.report.model_parts import ORDER, layers_of, module_of, part_of
-from jremat.report.program import BothWays, both_ways
 from jremat.report.recompute import RecomputedValue, recomputed_values
 from jremat.transform.checkpoint import checkpoint, expect_policy
 

@@ -14,6 +14,7 @@ from jremat.transform.flat import Layout, flat_call, given, take_call
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.loops import Group, Loop, Repeat, Scheduled
 from jremat.transform.offload import boundary_on_host, inside_group, on_device, warn_where_ignored
+from jremat.transform.reversal_schedule import tables
 from jremat.transform.revolve import binomial
 from jremat.transform.scan import (
     ONE_BY_ONE,
@@ -25,7 +26,6 @@ from jremat.transform.scan import (
     planned_for,
     resolved,
 )
-from jremat.transform.schedule import tables
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from jremat.graph.flops import trips_scope
 from jremat.jax_internals import REMAT_SCOPE
 from jremat.transform.layer import Flat, Leaves, SplitLayer
 from jremat.transform.offload import from_host, to_host
-from jremat.transform.schedule import Tables
+from jremat.transform.reversal_schedule import Tables
 
 
 @dataclass(frozen=True)

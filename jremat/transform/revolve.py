@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 
-from jremat.transform.schedule import Action, Advance, Backward, Free, Restore, Schedule, Store
+from jremat.transform.reversal_schedule import Action, Advance, Backward, Free, Restore, Schedule, Store
 
 Split = Callable[[int, int, int], int]
 """(first layer, layer after the last, slots) to the layer whose input is stored next."""
@@ -21,7 +21,7 @@ def binomial(num_layers: int, slots: int) -> Schedule:
     Returns:
         Actions; ``binomial_steps`` of them advance a layer.
 
-    >>> from jremat.transform.schedule import simulate
+    >>> from jremat.transform.reversal_schedule import simulate
     >>> simulate(binomial(10, 3)).forward_steps == binomial_steps(10, 3) == 15
     True
 
@@ -60,7 +60,7 @@ def optimal(costs: Sequence[float], slots: int) -> Schedule:
     Raises:
         ValueError: no layers, no slots, or a negative cost.
 
-    >>> from jremat.transform.schedule import simulate
+    >>> from jremat.transform.reversal_schedule import simulate
     >>> simulate(optimal([1, 1, 9, 1], 2), [1, 1, 9, 1]).forward_cost  # the dear layer is advanced once
     12.0
 
@@ -94,7 +94,7 @@ def uniform(num_layers: int, period: int) -> Schedule:
     Returns:
         A schedule with ceil(L / K) + K - 1 slots at most and fewer than 2 L forward steps.
 
-    >>> from jremat.transform.schedule import simulate
+    >>> from jremat.transform.reversal_schedule import simulate
     >>> tally = simulate(uniform(16, 4))
     >>> tally.forward_steps, tally.peak_slots  # 15 of the sweep, 3 for each of three groups
     (24, 6)
@@ -108,7 +108,7 @@ def uniform(num_layers: int, period: int) -> Schedule:
 def square_root(num_layers: int) -> Schedule:
     """``uniform`` in groups of √L, rounded up: about 2 √L slots.
 
-    >>> from jremat.transform.schedule import simulate
+    >>> from jremat.transform.reversal_schedule import simulate
     >>> simulate(square_root(64)).peak_slots
     14
 
@@ -135,7 +135,7 @@ def multi_level(num_layers: int, period: int, slots: int) -> Schedule:
     Raises:
         ValueError: a number out of its range.
 
-    >>> from jremat.transform.schedule import simulate
+    >>> from jremat.transform.reversal_schedule import simulate
     >>> simulate(multi_level(16, 8, 2)).peak_slots
     4
 

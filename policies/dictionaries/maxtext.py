@@ -128,7 +128,7 @@ exact choice, on one block and under one budget; here neither may use the host:
 ```python
 from jremat.plan.baselines import fixed_order
 from jremat.plan.block import Budget, best
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import matmul_flops
 
 read = read_block(lambda v, x, at: block.apply(v, x, None, at), variables, x, positions, cost=matmul_flops)

@@ -13,7 +13,7 @@ import policies
 from jremat.estimate.config import TransformerConfig
 from jremat.graph import Graph
 from jremat.measure import Memory, program
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy
 from jremat.transform.chain import stack

@@ -16,8 +16,8 @@ from jremat import jax_internals as internals
 from jremat.graph.letters import Polynomial, Size
 from jremat.graph.trace import user_line
 from jremat.measure.compile import compiled, lower
+from jremat.measure.hlo_schedule import Schedule
 from jremat.measure.memory_analysis import measured
-from jremat.measure.schedule import Schedule
 from jremat.measure.targets import target
 from jremat.transform.linear_map import LinearMap
 

@@ -10,7 +10,7 @@ from jremat.graph import liveness
 from jremat.graph.arguments import take_apart
 from jremat.graph.operations import Computation
 from jremat.graph.peak import traced_peak
-from jremat.graph.program import read_program
+from jremat.graph.read_kernels import read_program
 from jremat.graph.rules import rules_for
 from jremat.graph.trace import capture
 from jremat.jax_internals import live

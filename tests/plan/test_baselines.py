@@ -13,7 +13,7 @@ from jremat.estimate.hardware import chip
 from jremat.plan.baselines import BASELINES, fixed_order, greedy, greedy_knapsack, knapsack, wide_knapsack
 from jremat.plan.block import Budget, best
 from jremat.plan.problem import Link, Node, Problem
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import Roofline
 from jremat.policy.plan_file import write
 from tests.plan.problems import random_problem

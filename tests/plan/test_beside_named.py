@@ -10,7 +10,7 @@ import jremat
 import policies
 from jremat.estimate.hardware import chip
 from jremat.measure import memory
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import Roofline
 from jremat.plan.stack import Stack
 from jremat.transform.groups import gradient_step

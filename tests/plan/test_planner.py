@@ -11,7 +11,7 @@ import pytest
 
 import jremat
 import policies
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.result import DoesNotFit
 from jremat.plan.roofline import matmul_flops
 from jremat.plan.stack import Stack

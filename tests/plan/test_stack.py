@@ -7,7 +7,7 @@ import pytest
 
 import jremat
 import policies
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import matmul_flops
 from jremat.plan.stack import Stack
 from jremat.transform.chain import stack

@@ -13,9 +13,9 @@ import jremat
 import policies
 from jremat.policy import FULL, NONE, LayerPlan, Policy, Segment
 from jremat.transform.chain import stack
+from jremat.transform.reversal_schedule import simulate, tables
 from jremat.transform.revolve import binomial, binomial_steps
 from jremat.transform.scan import scan_stack
-from jremat.transform.schedule import simulate, tables
 from tests.transform.chain_case import (
     DOTS,
     PLANS,

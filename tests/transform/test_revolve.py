@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jremat.transform.reversal_schedule import Advance, Backward, Free, Restore, Schedule, Store, simulate, tables
 from jremat.transform.revolve import binomial, binomial_steps, multi_level, optimal, square_root, uniform
-from jremat.transform.schedule import Advance, Backward, Free, Restore, Schedule, Store, simulate, tables
 
 LAYERS, SLOTS = 64, 8
 

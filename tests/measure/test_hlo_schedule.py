@@ -3,7 +3,7 @@ import pytest
 
 from jremat.measure.compile import compiled, lower
 from jremat.measure.hlo_proto import FREE, SHARE, hlo_proto
-from jremat.measure.schedule import Schedule
+from jremat.measure.hlo_schedule import Schedule
 from jremat.measure.targets import target
 
 

@@ -13,7 +13,7 @@ import jremat
 import policies
 from jremat.estimate.hardware import chip
 from jremat.plan.block import Budget, best
-from jremat.plan.program import read_block
+from jremat.plan.read_block import read_block
 from jremat.plan.roofline import Roofline, matmul_flops
 from jremat.plan.stack import mixed
 from jremat.policy import FULL, NONE, Policy

@@ -17,7 +17,7 @@ from jremat.graph.flops import flops
 from jremat.graph.residuals import read_residuals
 from jremat.graph.trace import Program, capture, graph_of
 from jremat.jax_internals import tagged_name
-from jremat.plan.arguments import checked_costs
+from jremat.plan.plan_arguments import checked_costs
 from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
 from jremat.policy import FULL, OFFLOAD, SAVE, Policy
