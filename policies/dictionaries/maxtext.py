@@ -29,7 +29,7 @@ assert found.policy == policies.get(found.policy.spec)
 DIFFERENCES = (
     (
         "`remat_policy: none` hands None to JAX: full remat on most of its paths",
-        '`none` keeps everything; `full` keeps the block input. `translate("maxtext", "none")` gives `full` and says why',
+        '`none` keeps everything; `full` keeps the block input; `translate("maxtext", "none")` is `full`, with a note',
     ),
     (
         "`minimal` keeps no context: attention, all of it, runs again from query, key and value",

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import jremat
 import policies
 from jremat.policy import OFFLOAD, SAVE, LayerPlan, Policy, Segment, tag
-from jremat.policy.planned_for import PlannedFor
 from jremat.policy.plan_file import FORMAT, write
+from jremat.policy.planned_for import PlannedFor
 
 PLANNED = Policy(values=(("v3", SAVE), ("v7", OFFLOAD)), fingerprint="1f3a")
 
