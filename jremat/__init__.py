@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, tag
     from jremat.report.explain import Explanation, explain
     from jremat.transform.chain import stack
-    from jremat.transform.checkpoint import checkpoint, residuals
+    from jremat.transform.checkpoint import residuals
     from jremat.transform.remat import remat
+
+    checkpoint, compiled_memory, fit, predicted_memory = remat, memory, fits, traced_peak
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
@@ -29,10 +31,17 @@ _HOMES = {
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "tag"),
     "jremat.report.explain": ("Explanation", "explain"),
     "jremat.transform.chain": ("stack",),
-    "jremat.transform.checkpoint": ("checkpoint", "residuals"),
+    "jremat.transform.checkpoint": ("residuals",),
     "jremat.transform.remat": ("remat",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
+# JAX's own name for remat; and names of earlier versions for what the first of each pair says better.
+_ALIASES = {
+    "checkpoint": "remat",
+    "compiled_memory": "memory",
+    "fit": "fits",
+    "predicted_memory": "traced_peak",
+}
 
 __all__ = [
     "FAMILIES",
@@ -49,13 +58,16 @@ __all__ = [
     "Replay",
     "Request",
     "checkpoint",
+    "compiled_memory",
     "estimate",
     "explain",
+    "fit",
     "fits",
     "flops",
     "lint",
     "memory",
     "plan",
+    "predicted_memory",
     "remat",
     "replay",
     "residuals",
@@ -69,8 +81,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("estimate", "plan"):  # packages that can be called
         return importlib.import_module(f"jremat.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    own = _ALIASES.get(name, name)
+    if own in _HOME:
+        return getattr(importlib.import_module(_HOME[own]), own)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

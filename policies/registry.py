@@ -87,8 +87,19 @@ def get(spec: str) -> PolicyLike:
 def load(path: str | os.PathLike[str]) -> PolicyLike:
     """The plan that ``plan.save(path)`` wrote: ``get("plan:PATH")``.
 
+    Args:
+        path: of the file.
+
+    Returns:
+        The policy or plan over layers, which holds for the block and the shapes that it was planned for.
+
     Raises:
         ValueError: the file can't be read, or holds no plan.
+
+    >>> load("missing.json")
+    Traceback (most recent call last):
+    ...
+    ValueError: policy: 'plan:missing.json': cannot read missing.json: No such file or directory
     """
     return get(f"plan:{os.fspath(path)}")
 

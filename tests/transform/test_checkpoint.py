@@ -4,13 +4,16 @@ import functools
 import warnings
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import jremat
+import policies
 from jremat.policy import Policy, tag
 from jremat.policy.ops import MATMUL, WEIGHT_MATMUL, Family
 
@@ -330,3 +333,32 @@ def test_the_same_is_kept_under_remat3(remat3, policy, units, matmuls):
         warnings.simplefilter("error")
         assert kept(mlp, X, W1, W2, policy=policy) == units * UP_BYTES
     assert reruns(jremat.checkpoint(mlp, policy), X, W1, W2) == matmuls
+
+
+def test_functions_linen_and_nnx_have_one_checkpoint():
+    """Full remat by ``jremat.checkpoint`` recomputes the first of two matmuls, whatever is rematted."""
+
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(jnp.tanh(nn.Dense(4)(x)))
+
+    class Nnx(nnx.Module):
+        def __init__(self):
+            self.up, self.down = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 4, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.down(jnp.tanh(self.up(x)))
+
+    x, w, full = jnp.ones((2, 4)), jnp.ones((2, 4, 4)), policies.get("full")
+    linen, module = jremat.checkpoint(Linen, policy=full)(), jremat.checkpoint(Nnx, full)()
+    graph, state = nnx.split(module)
+    losses = {
+        "function": (jremat.checkpoint(lambda w, x: jnp.tanh(x @ w[0]) @ w[1], full), w),
+        "linen": (linen.apply, linen.init(jax.random.key(0), x)),
+        "nnx": (lambda state, x: nnx.merge(graph, state)(x), state),
+    }
+    matmul = 2 * 2 * 4 * 4
+    for name, (f, params) in losses.items():
+        gradient = jax.grad(lambda params, x, f=f: jnp.square(f(params, x)).sum(), (0, 1))
+        assert jremat.flops(gradient, params, x).recompute == matmul, name

@@ -44,6 +44,10 @@ reveal_type(jremat.remat(mlp, policy, static_argnames="w"))  # def (x: Array, w:
 reveal_type(jremat.remat(NnxBlock(), save_up))  # def (x: Array) -> Array
 reveal_type(jremat.remat(NnxBlock, save_up)())  # NnxBlock
 reveal_type(jremat.remat(Block, save_up))  # type[Block]
+reveal_type(jremat.checkpoint(Block, policy=save_up))  # type[Block]
+reveal_type(jremat.predicted_memory(mlp, x, w).peak_bytes)  # int
+reveal_type(jremat.compiled_memory(mlp, x, w).peak_bytes)  # int
+reveal_type(jremat.fit(mlp, x, w, target="h200").fits)  # bool
 reveal_type(jremat.stack(layer, plan, num_layers=4))  # def (w: Array, x: Array) -> Array
 reveal_type(jremat.stack(layer, policies.get("every_k:4"), num_layers=4))  # def (w: Array, x: Array) -> Array
 reveal_type(policies.get("every_k:4").policies(3))  # tuple[Policy, ...]
@@ -80,6 +84,6 @@ def by_kind(spec: str) -> jremat.Policy | jremat.LayerPlan:
     return one
 
 
-jremat.checkpoint(mlp, "save:up")  # error: arg-type
+jremat.checkpoint(mlp, "save:up")  # error: call-overload
 jremat.checkpoint(mlp, save_up)(x)  # error: call-arg
 jremat.remat(3, save_up)  # error: call-overload
