@@ -26,7 +26,11 @@ def resolve(
     step: StepOf | None = None,
     **options: Any,
 ) -> Policy | LayerPlan:
-    """``request.resolve(block, *args, …)``, see ``jremat.Request.resolve``."""
+    """``request.resolve(block, *args, …)``, see ``jremat.Request.resolve``.
+
+    Raises:
+        ValueError: as there.
+    """
     kind = equipped(find_target(target))
     num_layers = whole_number("num_layers", num_layers, 1)
     takes = {"auto": tuple(inspect.signature(plan).parameters), "sqrt": ()}.get(request.kind, ("keep", "names_only"))
