@@ -16,7 +16,7 @@ from jremat.graph.evaluate import evaluate
 from jremat.graph.flops import flops
 from jremat.graph.residuals import read_residuals
 from jremat.graph.trace import Program, capture, graph_of
-from jremat.jax_internals import tagged_name
+from jremat.jax_internals import remat3_is_on, tagged_name
 from jremat.plan.plan_arguments import checked_costs
 from jremat.plan.problem import Link, Node, Outcome, Problem
 from jremat.plan.roofline import Cost
@@ -188,10 +188,15 @@ def _check_names(keep: Collection[str], graph: Graph) -> None:
 def _markable(graph: Graph, names_only: bool) -> dict[str, Candidate]:
     """Mark -> what can be kept under it.
 
-    Values inside loops are left out: a loop is run again as a whole; and complex ones, which JAX's remat can't keep.
+    Values inside loops are left out: a loop is run again as a whole; complex ones, which JAX's remat can't keep; and
+    those of derivative rules where ``jax_remat3`` is on, which reads no tags there.
     """
-    loops = _loops(graph)
-    reach = {c.mark: c for c in candidates(graph) if not _inside(c, loops) and not c.value.dtype.startswith("complex")}
+    loops, unread = _loops(graph), remat3_is_on()
+    reach = {
+        c.mark: c
+        for c in candidates(graph)
+        if not (_inside(c, loops) or c.value.dtype.startswith("complex") or (c.in_rule and unread))
+    }
     if not names_only:
         return reach
     return {c.value.name: c for c in reach.values() if c.op.primitive == "name" and c.value.name}

@@ -12,7 +12,7 @@ from jremat.graph.effects import rerunnable
 from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
-from jremat.graph.trace import MARK, Program, capture, graph_of
+from jremat.graph.trace import Program, capture, graph_of
 from jremat.jax_internals import remat3_calls_policies, remat3_is_on, weakly_cached
 from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.ops import SELECTABLE
@@ -131,9 +131,7 @@ def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any
     program = rerunnable(capture(take_apart(f, args, {})))
     for policy in policies:
         if not policy.is_identity:
-            graph = _graph_for(program, policy)
-            check(graph, policy, strict=True)
-            _refuse_lost(policy, decide(graph, policy))
+            _refuse_lost(policy, decisions_for(program, policy, strict=True))
 
 
 def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decisions:
@@ -227,11 +225,10 @@ def _refuse_lost(policy: Policy, decisions: Decisions) -> None:
             f"policy: {policy.spec!r} offloads, which jax_remat3 of jax {jax.__version__} recomputes instead; "
             "turn jax_remat3 off or use jax 0.12"
         )
-    in_rules = sorted(name for name in decisions.saved | decisions.offloaded if not name.startswith(MARK))
-    if in_rules and remat3_is_on():
+    if decisions.in_rules and remat3_is_on():
         raise ValueError(
-            f"policy: {policy.spec!r} keeps {', '.join(in_rules)} in the derivative rule of a custom_vjp or "
-            "custom_jvp, where jax_remat3 reads no names and recomputes instead; turn jax_remat3 off"
+            f"policy: {policy.spec!r} keeps {', '.join(sorted(decisions.in_rules))} in the derivative rule of a "
+            "custom_vjp or custom_jvp, where jax_remat3 reads no names and recomputes instead; turn jax_remat3 off"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jremat.graph.graph import Graph, Op, Value
 from jremat.graph.trace import MARK
-from jremat.jax_internals import CUSTOM_JVP, SHARD_MAP
+from jremat.jax_internals import CUSTOM_JVP, CUSTOM_VJP, SHARD_MAP
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from jremat.policy.planned_for import PlannedFor
 from jremat.policy.policy import Policy
@@ -21,11 +21,13 @@ class Decisions:
         marks: value id -> the name to put on it, for every value that is kept.
         saved, offloaded: all names that are kept, on device and on the host; marks, and the user's own tags inside
             kernels, which can't be marked from outside.
+        in_rules: those of them that stand in derivative rules.
     """
 
     marks: dict[str, str]
     saved: frozenset[str]
     offloaded: frozenset[str]
+    in_rules: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Candidate:
         op, value: of the graph.
         mark: the name under which it is kept: one of our own, or the user's tag inside a kernel.
         inside: whether it is inside a kernel, where only tags can be kept.
+        in_rule: whether it is inside a kernel with a derivative rule, where ``jax_remat3`` reads no tags.
         place: id of the value that the mark is put on: what a tag names, where the same graph makes it, so that a
             derivative that reads it reads what is kept.
     """
@@ -44,6 +47,7 @@ class Candidate:
     value: Value
     mark: str
     inside: bool
+    in_rule: bool
     place: str
 
 
@@ -54,10 +58,10 @@ def candidates(graph: Graph) -> Iterator[Candidate]:
     are nobody's matmuls, only its tags speak. Marks bear the graph's fingerprint, so that a remat inside a remat
     doesn't hear the outer one's.
     """
-    return _candidates(graph, f"{MARK}{graph.fingerprint[:8]}.", inside=False)
+    return _candidates(graph, f"{MARK}{graph.fingerprint[:8]}.", inside=False, in_rule=False)
 
 
-def _candidates(graph: Graph, head: str, inside: bool) -> Iterator[Candidate]:
+def _candidates(graph: Graph, head: str, inside: bool, in_rule: bool) -> Iterator[Candidate]:
     makers = {output: op for op in graph.ops for output in op.outputs}
     for op in graph.ops:
         if not (inside and op.primitive != "name"):
@@ -66,9 +70,10 @@ def _candidates(graph: Graph, head: str, inside: bool) -> Iterator[Candidate]:
                 tagged_within = within is not None and within.primitive == "name"  # the tag in there is the value
                 if value.dtype != "None" and not tagged_within and not (inside and value.name is None):
                     mark = value.name if inside and value.name else f"{head}{output}"
-                    yield Candidate(op, value, mark, inside, _named(output, makers))
+                    yield Candidate(op, value, mark, inside, in_rule, _named(output, makers))
         for inner in op.inner:
-            yield from _candidates(inner, head, inside or op.opaque)
+            has_rule = op.primitive in (CUSTOM_VJP, CUSTOM_JVP)
+            yield from _candidates(inner, head, inside or op.opaque, in_rule or has_rule)
 
 
 def _named(value: str, makers: dict[str, Op]) -> str:
@@ -100,6 +105,7 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
     ruled, plain_reads = dict(policy.names), frozenset(_plain_reads(graph))
     marks: dict[str, str] = {}
     by_decision: dict[Decision, set[str]] = {SAVE: set(), OFFLOAD: set(), RECOMPUTE: set()}
+    in_rules: set[str] = set()
     for candidate in candidates(graph):
         value, op = candidate.value, candidate.op
         tagged = value.name if op.primitive == "name" else None
@@ -110,12 +116,14 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
             continue
         if candidate.inside:
             by_decision[decision].add(candidate.mark)
+            in_rules |= {candidate.mark} if candidate.in_rule else set()
         elif candidate.place not in marks:
             by_decision[decision].add(candidate.mark)
             marks[candidate.place] = candidate.mark
     if not policy.values:  # a plan names its values itself
         marks |= _beside(graph, marks, ruled)
-    return Decisions(marks, frozenset(by_decision[SAVE]), frozenset(by_decision[OFFLOAD] - by_decision[SAVE]))
+    saved, offloaded = frozenset(by_decision[SAVE]), frozenset(by_decision[OFFLOAD] - by_decision[SAVE])
+    return Decisions(marks, saved, offloaded, frozenset(in_rules))
 
 
 def _beside(graph: Graph, marks: dict[str, str], ruled: dict[str, Decision]) -> dict[str, str]:
