@@ -203,6 +203,7 @@ def main() -> None:
         for case in cases()
         if case.key in found
     ]
+    print(f"jax {flags.jax}, compiled for an H200, not run")
     print(f"{'':30} {'':30} {'compiled':>12} " + " ".join(f"{tool:>12}" for tool in TOOLS))
     for row in rows:
         errors = " ".join(f"{row.errors[tool]:+12.1%}" for tool in TOOLS)
