@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jremat.transform.checkpoint import residuals
     from jremat.transform.remat import remat
 
-    checkpoint, compiled_memory, fit, predicted_memory = remat, memory, fits, traced_peak
+    check_memory, checkpoint, compiled_memory, predicted_memory = fits, remat, memory, traced_peak
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
@@ -39,7 +39,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {
     "checkpoint": "remat",
     "compiled_memory": "memory",
-    "fit": "fits",
+    "check_memory": "fits",
     "predicted_memory": "traced_peak",
 }
 
@@ -57,11 +57,11 @@ __all__ = [
     "Policy",
     "Replay",
     "Request",
+    "check_memory",
     "checkpoint",
     "compiled_memory",
     "estimate",
     "explain",
-    "fit",
     "fits",
     "flops",
     "lint",

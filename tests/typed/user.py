@@ -47,7 +47,7 @@ reveal_type(jremat.remat(Block, save_up))  # type[Block]
 reveal_type(jremat.checkpoint(Block, policy=save_up))  # type[Block]
 reveal_type(jremat.predicted_memory(mlp, x, w).peak_bytes)  # int
 reveal_type(jremat.compiled_memory(mlp, x, w).peak_bytes)  # int
-reveal_type(jremat.fit(mlp, x, w, target="h200").fits)  # bool
+reveal_type(jremat.check_memory(mlp, x, w, target="h200").fits)  # bool
 reveal_type(jremat.stack(layer, plan, num_layers=4))  # def (w: Array, x: Array) -> Array
 reveal_type(jremat.stack(layer, policies.get("every_k:4"), num_layers=4))  # def (w: Array, x: Array) -> Array
 reveal_type(policies.get("every_k:4").policies(3))  # tuple[Policy, ...]
