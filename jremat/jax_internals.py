@@ -194,6 +194,12 @@ def remat3_is_on() -> bool:
     return bool(getattr(jax.config, "jax_remat3", False))
 
 
+def cpu_drops_barriers() -> bool:
+    """Whether XLA for CPU drops optimization barriers, so that outside of loops it merges a recompute with the first
+    run."""
+    return jax.__version_info__ < (0, 12)
+
+
 def remat3_calls_policies() -> bool:
     """Whether ``jax_remat3`` calls a policy, at names alone; older JAX knows its own policies by type, calls none."""
     return jax.__version_info__ >= (0, 12)

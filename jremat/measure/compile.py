@@ -46,9 +46,15 @@ def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.st
     with _of_this_target(kind):
         if not kind.described:
             return jitted.lower(*placed)
+        lowered = lambda traced: traced.lower(lowering_platforms=(kind.platform,))  # by name: "gpu" is what is here
         traced = jitted.trace(*placed)
-        with _on_mesh_of(placed, here):  # the platform by name: JAX would look for what "gpu" means on this machine
-            return traced.lower(lowering_platforms=(kind.platform,))
+        with _on_mesh_of(placed, here):
+            try:
+                return lowered(traced)
+            except RuntimeError as error:  # jax 0.12 lowers each operation on the mesh that it was traced on
+                if "AbstractDevice" not in str(error):
+                    raise
+                return lowered(jitted.trace(*placed))
 
 
 @contextlib.contextmanager

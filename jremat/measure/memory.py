@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jremat.graph import Graph, trace
-from jremat.jax_internals import REMAT_SCOPE, SCAN, WHILE, inner_jaxprs, opened, scopes
+from jremat.jax_internals import REMAT_SCOPE, SCAN, WHILE, cpu_drops_barriers, inner_jaxprs, opened, scopes
 from jremat.measure import worker
 from jremat.measure.buffers import tags_of
 from jremat.measure.compile import is_array, lower
@@ -138,7 +138,7 @@ def _request(
             stacklevel=3,
         )
     options = dict(compiler_options or {})
-    notes = (UNDONE,) if backend == "cpu" and recomputes_outside_loops(graph.program.jaxpr) else ()
+    notes = (UNDONE,) if backend == "cpu" and undone_on_cpu(graph.program.jaxpr) else ()
     return {
         "xla_remat": xla_remat, "compiler_options": options, "num_buffers": num_buffers, "tags": tags_of(graph),
         "notes": notes,
@@ -179,14 +179,19 @@ UNDONE = (
 )
 
 
-def recomputes_outside_loops(jaxpr: Any, around: str = "") -> bool:
-    """Whether a program recomputes anything for a backward pass outside of loops, where XLA for CPU undoes it."""
+def undone_on_cpu(jaxpr: Any) -> bool:
+    """Whether XLA for CPU undoes remat of a program: outside of loops, before jax 0.12."""
+    return cpu_drops_barriers() and _recomputes_outside_loops(jaxpr)
+
+
+def _recomputes_outside_loops(jaxpr: Any, around: str = "") -> bool:
+    """Whether a program recomputes anything for a backward pass outside of loops."""
     for eqn in opened(jaxpr).eqns:
         name, scope = eqn.primitive.name, f"{around}/{scopes(eqn)}"
         if name == WHILE or (name == SCAN and eqn.params["length"] > 1):
             continue
         inner = inner_jaxprs(eqn)
-        if (not inner and REMAT_SCOPE in scope) or any(recomputes_outside_loops(j, scope) for j, _ in inner):
+        if (not inner and REMAT_SCOPE in scope) or any(_recomputes_outside_loops(j, scope) for j, _ in inner):
             return True
     return False
 

@@ -14,7 +14,7 @@ import jremat
 import policies
 from jremat.estimate.config import TransformerConfig
 from jremat.graph import Flops
-from jremat.measure.memory import UNDONE, recomputes_outside_loops
+from jremat.measure.memory import UNDONE, undone_on_cpu
 from jremat.policy import Policy
 from jremat.terminal.tables import human
 from models.config import get
@@ -126,7 +126,7 @@ def prepare(run: Run, own: Own) -> Job:
         _check_json(run.json)
     step = train_step(model, adamw, run.seed)
     traced = jax.jit(step, donate_argnums=0).trace(state, tokens)
-    undone = jax.default_backend() == "cpu" and recomputes_outside_loops(traced.jaxpr)
+    undone = jax.default_backend() == "cpu" and undone_on_cpu(traced.jaxpr)
     counted = jremat.flops(step, state, tokens)
     warnings += findings(model, state.params, run.text.micro_batch, run.text.seq, run.seed)
     return Job(

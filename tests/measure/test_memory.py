@@ -322,15 +322,17 @@ def test_figures_of_the_prototype():
         assert found.temp_bytes == pytest.approx(mib * 2**20, rel=0.01)
 
 
-@pytest.mark.parametrize("wrap, undone", [(jax.checkpoint, True), (lambda f: f, False)])
-def test_a_cpu_says_that_remat_outside_of_loops_is_undone(wrap, undone):
-    """Counted on the compiled program: three blocks' matmuls and twice as many backward, none of them recomputed."""
+@pytest.mark.parametrize("wrap", [jax.checkpoint, lambda f: f])
+def test_a_cpu_says_whether_remat_outside_of_loops_is_undone(wrap):
+    """Counted on the compiled program: three matmuls, five backward, two again where it holds."""
     block = wrap(lambda x, w: x + jnp.sin(jnp.tanh(x @ w)))
     step = jax.grad(lambda ws, x: block(block(block(x, ws[0]), ws[1]), ws[2]).sum())
     args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((128, 64), jnp.float32)
     found = memory(step, *args, target="cpu", num_buffers=0)
+    rematted, matmuls = wrap is jax.checkpoint, jax.jit(step).lower(*args).compile().as_text().count(" dot(")
+    undone = rematted and matmuls == 8
+    assert matmuls == (10 if rematted and jax.__version_info__ >= (0, 12) else 8)
     assert ("undone" in str(found)) is undone and bool(found.notes) is undone
-    assert jax.jit(step).lower(*args).compile().as_text().count(" dot(") <= 9
 
 
 def test_remat_in_a_loop_holds_on_a_cpu_too():
