@@ -117,8 +117,7 @@ def replay(
         layers = _layers(policy, num_layers, args, kwargs, **static)
         if isinstance(policy, Request):
             policy = policy.resolve(f, one_layer(args[0]), *args[1:], num_layers=layers)
-        f, stacked, shared = arrays_alone(f, args[0], args[2:])
-        args = (stacked, args[1], *shared)
+        f, args = arrays_alone(f, args)
         inside = _marked_block(f, *args)
         rematted, bare = stack(f, policy, num_layers=layers), stack(f, NONE, num_layers=layers)
         shown = stack(inside.call, policy, num_layers=layers)

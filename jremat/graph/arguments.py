@@ -5,6 +5,7 @@ import difflib
 import functools
 import inspect
 import numbers
+import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,11 +45,16 @@ class Arguments:
         return tuple(path for path, traced in zip(self.paths, self.traced) if traced)
 
     def call(self, *arrays: Any) -> Any:
-        """``f`` of the arrays given, the fixed leaves in their places."""
+        """``f`` of the arrays given, the fixed leaves in their places; its result as ``held``."""
         given = iter(arrays)
         leaves = [next(given) if traced else leaf for leaf, traced in zip(self.leaves, self.traced)]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return self.f(*args, **kwargs)
+        return held(self.f(*args, **kwargs))
+
+    def result(self, tree: Any, outs: Sequence[Any]) -> Any:
+        """What ``f`` returns, of the arrays and the structure that tracing it gave."""
+        packed = jax.tree.unflatten(tree, outs)
+        return packed if all(self.traced) else released(packed)
 
     def to_trace(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to trace with, argument by argument: one that holds fixed leaves becomes the list of its arrays."""
@@ -82,19 +88,29 @@ class Arguments:
         """
         try:
             yield
-        except TypeError as error:  # as all of JAX's of this kind are
+        except (TypeError, IndexError) as error:  # as all of JAX's of this kind are; the latter names no argument
             found = _DEPENDS.search(str(error))
             read = [re.split(r"[\[.]", name)[0] for name in re.split(r",? and |, ", found[1])] if found else []
+            if isinstance(error, IndexError) and "Tracer" in str(error):
+                read = self._numbers()
             names = [name for name in dict.fromkeys(read) if name in (_parameters(self.f) or {})]
             if not names:
                 raise
             cure = f"static_argnames={names[0] if len(names) == 1 else tuple(names)!r}"
             reader = getattr(self.f, "__name__", self.f)
             raise ValueError(
-                f"{', '.join(names)}: {reader!s} reads the value in Python, where a traced array has none; "
-                f"hold it fixed by {cure} (or static_argnums), in a jax.jit around it too: "
-                f"{str(error).splitlines()[0]}"
+                f"{', '.join(names)}: {reader!s} reads the value in Python, where a traced array has none; hold it "
+                f"fixed, by {cure} (or static_argnums) where that is taken, in a jax.jit around it too, or by "
+                f"functools.partial({reader!s}, {names[0]}=...): {str(error).splitlines()[0]}"
             ) from error
+
+    def _numbers(self) -> list[str]:
+        """Parameters that are given Python's numbers, traced."""
+        by_position = list(_parameters(self.f) or ())
+        given = [
+            path.removeprefix("argument ") for path, leaf in zip(self.array_paths, self.arrays) if isinstance(leaf, int)
+        ]
+        return [by_position[int(name)] if name.isdigit() and int(name) < len(by_position) else name for name in given]
 
 
 # How JAX's errors say which arguments a value comes from.
@@ -186,6 +202,11 @@ def _is_traced(path: Sequence[Any], leaf: Any) -> bool:
     return is_array(leaf)
 
 
+def _is_flag(path: Sequence[Any], leaf: Any) -> bool:
+    """Whether it is a boolean that no module has."""
+    return isinstance(leaf, bool | np.bool_) and all(isinstance(key, SequenceKey | DictKey) for key in path)
+
+
 def array_leaves(tree: Any) -> list[bool]:
     """For each leaf of a pytree, whether it is an array to trace; see ``take_apart``.
 
@@ -202,29 +223,86 @@ def map_arrays(change: Callable[[Any], Any], tree: Any) -> Any:
     return jax.tree.unflatten(structure, new)
 
 
-def arrays_alone(
-    block: Callable[..., Any], parameters: Any, shared: Sequence[Any]
-) -> tuple[Callable[..., Any], Any, tuple[Any, ...]]:
-    """A block that holds what is no array fixed, and what it is then given: arrays alone.
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class _Fixed:
+    """In place of a leaf that is no array: part of a pytree's structure, which JAX compares and hashes."""
 
-    >>> block, own, _ = arrays_alone(lambda layer, x: layer["act"](x * layer["w"]), {"w": np.ones(3), "act": abs}, ())
-    >>> len(own), block([2.0], -1.0)
-    (1, 2.0)
+    leaf: Any
+
+    def tree_flatten(self) -> tuple[tuple[()], "_Fixed"]:
+        return (), self
+
+    @classmethod
+    def tree_unflatten(cls, own: "_Fixed", _: Any) -> "_Fixed":
+        return own
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Fixed):
+            return NotImplemented
+        if self.leaf is other.leaf:
+            return True
+        return type(self.leaf) is type(other.leaf) and _hash(self.leaf) is not None and bool(self.leaf == other.leaf)
+
+    def __hash__(self) -> int:
+        return _hash(self.leaf) or id(self.leaf)
+
+
+def _hash(leaf: Any) -> int | None:
+    try:
+        return hash(leaf)
+    except TypeError:
+        return None
+
+
+def held(tree: Any, *, flags: bool = False) -> Any:
+    """A pytree whose leaves are arrays alone: what is no array becomes part of its structure.
+
+    Args:
+        tree: a result or a carry, of which numbers and booleans are arrays unless a module has them.
+        flags: whether all booleans are fixed, as in arguments.
+
+    >>> tree = held({"w": 2.0, "act": abs, "on": True})
+    >>> jax.tree.leaves(tree), released(tree)["act"]
+    ([True, 2.0], <built-in function abs>)
     """
-    arrays = array_leaves((parameters, tuple(shared)))
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    arrays = [_is_traced(path, leaf) or (not flags and _is_flag(path, leaf)) for path, leaf in with_paths]
     if all(arrays):
-        return block, parameters, tuple(shared)
-    leaves, tree = jax.tree.flatten((parameters, tuple(shared)))
-    num_layer = sum(array_leaves(parameters))
-    given = [leaf for leaf, array in zip(leaves, arrays) if array]
+        return tree
+    return jax.tree.unflatten(structure, [x if array else _Fixed(x) for array, (_, x) in zip(arrays, with_paths)])
 
-    def bare(own: Sequence[Any], carry: Any, *others: Any) -> Any:
-        supply = iter((*own, *others))
-        whole = [next(supply) if array else leaf for array, leaf in zip(arrays, leaves)]
-        layer, rest = jax.tree.unflatten(tree, whole)
-        return block(layer, carry, *rest)
 
-    return bare, given[:num_layer], tuple(given[num_layer:])
+def released(tree: Any) -> Any:
+    """What ``held`` was given."""
+    is_fixed = lambda node: isinstance(node, _Fixed)
+    return jax.tree.map(lambda node: node.leaf if is_fixed(node) else node, tree, is_leaf=is_fixed)
+
+
+def arrays_alone(block: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A block of held pytrees, and its arguments as such; both as they are where there is nothing to hold.
+
+    Args:
+        block: ``block(layer_parameters, carry, *shared)``.
+        args: its arguments.
+
+    >>> block, args = arrays_alone(lambda layer, x: layer["act"](x * layer["w"]), ({"w": 2.0, "act": abs}, -1.0))
+    >>> block(*args), jax.tree.leaves(args)
+    (2.0, [2.0, -1.0])
+    """
+    given = arrays_of_block(args)
+    return block if given is args else of_held(block), given
+
+
+def arrays_of_block(args: Sequence[Any]) -> tuple[Any, ...]:
+    """A block's arguments, held; ``args`` itself where there is nothing to hold."""
+    given = tuple(held(arg, flags=place != 1) for place, arg in enumerate(args))
+    return args if isinstance(args, tuple) and all(map(operator.is_, given, args)) else given
+
+
+def of_held(block: Callable[..., Any]) -> Callable[..., Any]:
+    """``block`` as a function of held pytrees to a held one."""
+    return like(lambda *args: held(block(*map(released, args))), block)
 
 
 def static_places(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from jremat.graph.trace import Program, user_line
-from jremat.jax_internals import harmful_effects, inner_jaxprs, opened, ref_of, without_local_refs
+from jremat.jax_internals import harmful_effects, inner_jaxprs, is_ref, opened, ref_of, without_local_refs
 
 
 def rerunnable(program: Program, what: str = "f") -> Program:
@@ -40,7 +40,7 @@ def rerunnable(program: Program, what: str = "f") -> Program:
 
 
 def refuse_refs(jaxpr: Any, paths: Sequence[str] = (), what: str = "f") -> None:
-    """Raise where a program reads or writes a Ref that it is given or closes over.
+    """Raise where a program is given a Ref, or reads or writes one that it closes over.
 
     Raises:
         ValueError: with the Ref and the user's line.
@@ -56,6 +56,8 @@ def refuse_refs(jaxpr: Any, paths: Sequence[str] = (), what: str = "f") -> None:
                 "that a rerun in the backward pass would repeat; read the Ref outside of the function, pass its value, "
                 "return the new value and write it outside"
             )
+    if given := [path for path, var in zip(paths, jaxpr.invars) if is_ref(var.aval)]:
+        raise ValueError(f"{what}: expected no Ref from outside, got one at {given[0]}; pass its value")
 
 
 def _equations(jaxpr: Any, call: Any = None) -> Iterator[tuple[Any, str]]:

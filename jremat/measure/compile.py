@@ -43,7 +43,7 @@ def lower(fn: Callable[..., Any], args: tuple[Any, ...], kind: Target) -> jax.st
     here = devices(kind)
     placed = jax.tree.map(lambda leaf: place(leaf, here), args)
     jitted, placed = as_jitted(fn, placed)
-    with _of_this_target(kind):
+    with _of_this_target(kind), take_apart(fn, args, {}).naming_parameters():
         if not kind.described:
             return jitted.lower(*placed)
         lowered = lambda traced: traced.lower(lowering_platforms=(kind.platform,))  # by name: "gpu" is what is here
@@ -79,8 +79,11 @@ _OTHER_DEVICES = "Received incompatible devices", "should match the mesh passed 
 
 
 def as_jitted(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """``fn`` under ``jax.jit``, and what to give it: what is no array is held fixed, unless it is jitted already."""
-    if hasattr(fn, "lower"):
+    """``fn`` under ``jax.jit``, and what to give it: what is no array is held fixed, unless it is jitted already.
+
+    Another library's jit, such as Equinox's, is traced into ours, and what it would donate counts as kept.
+    """
+    if hasattr(fn, "lower") and hasattr(fn, "trace"):
         return fn, args
     call = take_apart(fn, args, {})
     return (jax.jit(fn), args) if all(call.traced) else (jax.jit(call.over_arrays(call.call)), call.to_trace()[0])

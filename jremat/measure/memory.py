@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jremat.graph import Graph, trace
+from jremat.graph.arguments import held
 from jremat.jax_internals import REMAT_SCOPE, SCAN, WHILE, cpu_drops_barriers, inner_jaxprs, opened, scopes
 from jremat.measure import worker
 from jremat.measure.buffers import tags_of
@@ -217,7 +218,7 @@ def _graph(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
 
     def flat(*values: Any) -> Any:
         rest = iter(values)
-        return fn(*jax.tree.unflatten(tree, [next(rest) if is_array(leaf) else leaf for leaf in leaves]))
+        return held(fn(*jax.tree.unflatten(tree, [next(rest) if is_array(leaf) else leaf for leaf in leaves])))
 
     return trace(flat, *arrays)
 

@@ -139,8 +139,7 @@ def plan(
         call = take_apart(f, args, {})
         f, args = (f, args) if all(call.traced) else (call.over_arrays(call.call), call.to_trace()[0])
     elif len(args) > 1:
-        f, own, shared = arrays_alone(f, args[0], args[2:])
-        args = (own, args[1], *shared)
+        f, args = arrays_alone(f, args)
     wanted = _Wanted(f, args, num_layers, step)
     read = partial(_stack, wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep)
     stack = read(names_only)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
+from jremat.graph.arguments import of_held
 from jremat.jax_internals import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import FULL, LayerPlan, Policy, Segment
 from jremat.transform.checkpoint import checkpoint, expect_matches
@@ -75,9 +76,11 @@ def stack(block: Callable[P, R], plan: LayerPlan | Policy, *, num_layers: int) -
 
     used = tuple(dict.fromkeys(policy for segment in segments for policy in segment.pattern))
 
+    held_block = of_held(block)
+
     def stacked_blocks(parameters: Any, carry: Any, *shared: Any) -> Any:
         warn_where_ignored(used)
-        call = take_call(block, parameters, carry, shared, num_layers)
+        call = take_call(block, held_block, parameters, carry, shared, num_layers)
         _expect_matches(call.jaxpr, call.layout, used, planned_for(segments))
         if ONE_BY_ONE.value:
             run = compiled_scans(call.jaxpr, call.layout, one_by_one(segments), planned_for(segments))

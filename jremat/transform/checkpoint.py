@@ -89,10 +89,10 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     program = rerunnable(capture(arguments))
     decisions = decisions_for(program, policy, strict=strict)
     if policy.keeps_everything:  # a plan, or names that it requires; they are there
-        return jax.tree.unflatten(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
+        return arguments.result(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
     _refuse_lost(policy, decisions)
     outs = _rematted(program, decisions, prevent_cse, policy)(program.consts, arguments.arrays)
-    return jax.tree.unflatten(program.out_tree, outs)
+    return arguments.result(program.out_tree, outs)
 
 
 def residuals(

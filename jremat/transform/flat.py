@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jremat.graph.arguments import array_leaves, arrays_alone, map_arrays, take_apart_at
+from jremat.graph.arguments import array_leaves, arrays_of_block, map_arrays, released, take_apart_at
 from jremat.graph.effects import rerunnable
 from jremat.graph.trace import Program
 from jremat.transform.layer import Flat, Leaves
@@ -61,25 +61,36 @@ class Call:
     finish: Callable[[Leaves, Leaves], Any]
 
 
-def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tuple[Any, ...], num_layers: int) -> Call:
+def take_call(
+    block: Callable[..., Any],
+    held_block: Callable[..., Any],
+    parameters: Any,
+    carry: Any,
+    shared: tuple[Any, ...],
+    num_layers: int,
+) -> Call:
     """Trace ``block`` for one layer of ``parameters``.
 
     Args:
         block: ``block(layer_parameters, carry, *shared)`` to the next carry, or to ``(carry, writes)``.
+        held_block: ``of_held(block)``, the same object in every call, so that its traces are found again.
         parameters: stacked over the layers.
-        carry, shared: arrays or numbers, in pytrees.
+        carry, shared: pytrees; what is no array is held fixed.
         num_layers: that ``parameters`` are for.
 
     Raises:
-        ValueError: a leaf of ``parameters`` has another length, the block's result isn't like its carry, or it has an
-            effect that a rerun would repeat.
+        ValueError: a leaf of ``parameters`` has another length, the block's result isn't like its carry, it reads an
+            array's value in Python, or it has an effect that a rerun would repeat.
     """
+    arguments = (parameters, carry, *shared)
+    parameters, carry, *others = given = arrays_of_block(arguments)
+    bare = block if given is arguments else held_block
     check_lengths(parameters, num_layers)
-    block, parameters, shared = arrays_alone(block, parameters, shared)
     one = one_layer(parameters)
-    traced, out = jax.make_jaxpr(block, return_shape=True)(one, carry, *shared)
-    paths = take_apart_at(block, (one, carry, *shared), {}, ()).paths
-    closed = rerunnable(Program(traced.jaxpr, tuple(traced.consts), None, paths), "block")
+    call = take_apart_at(bare, (one, carry, *others), {}, ())
+    with call.naming_parameters():
+        traced, out = jax.make_jaxpr(bare, return_shape=True)(one, carry, *others)
+    closed = rerunnable(Program(traced.jaxpr, tuple(traced.consts), None, call.paths), "block")
     writes = _writes_beside(carry, out)
     _check_carry(carry, out[0] if writes else out)
     leaves, tree = jax.tree.flatten(carry)
@@ -88,12 +99,13 @@ def take_call(block: Callable[..., Any], parameters: Any, carry: Any, shared: tu
     moves = tuple(before is not after for before, after in zip(states, closed.jaxpr.outvars))
     layout = Layout(num_layer, moves, writes)
     written = jax.tree.structure(out[1]) if writes else None
-    values = (*jax.tree.leaves(shared), *closed.consts, *selected(layout.still, leaves))
+    values = (*jax.tree.leaves(others), *closed.consts, *selected(layout.still, leaves))
 
     def finish(last: Leaves, wrote: Leaves) -> Any:
         supply = iter(last)
         end = jax.tree.unflatten(tree, [next(supply) if move else leaf for move, leaf in zip(moves, leaves)])
-        return end if written is None else (end, jax.tree.unflatten(written, wrote))
+        out = end if written is None else (end, jax.tree.unflatten(written, wrote))
+        return out if bare is block else released(out)
 
     return Call(
         closed.jaxpr,

@@ -63,10 +63,8 @@ def group_peaks(
     Returns:
         One figure per size, in their order.
     """
-    block, own, shared = arrays_alone(block, args[0], args[2:])
-    layer, *rest = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), (own, args[1], *shared)
-    )
+    block, given = arrays_alone(block, args)
+    layer, *rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), given)
     stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_layers, *leaf.shape), leaf.dtype), layer)
     sizes = group_sizes(num_layers) if sizes is None else sizes
     steps = {size: gradient_step(stack(block, every_k(size, policy), num_layers=num_layers)) for size in sizes}

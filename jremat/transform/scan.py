@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jremat.graph.arguments import of_held
 from jremat.jax_internals import checks_key_reuse, compiled, weakly_cached
 from jremat.policy import LayerPlan, NeedsShapes, Policy, Segment
 from jremat.policy.whole_number import whole_number
@@ -46,12 +47,12 @@ def scan_stack(block: Block, plan: LayerPlan | Policy, *, num_layers: int) -> Ca
     >>> bool(jnp.allclose(slope, jnp.cos(jnp.sin(1.0)) * jnp.cos(1.0)))
     True
     """
-    segments = resolved(plan, num_layers)
+    segments, held_block = resolved(plan, num_layers), of_held(block)
 
     def run(parameters: Any, carry: Any, *shared: Any) -> Any:
         if lost := lost_schedules(segments):
             warnings.warn(f"plan: {lost}", UserWarning, stacklevel=2)
-        call = take_call(block, parameters, carry, shared, num_layers)
+        call = take_call(block, held_block, parameters, carry, shared, num_layers)
         as_planned = one_by_one(segments) if ONE_BY_ONE.value else segments
         run_scans = compiled_scans(call.jaxpr, call.layout, as_planned, planned_for(segments))
         return call.finish(*run_scans(call.stacked, call.shared, call.carry))

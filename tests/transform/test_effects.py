@@ -171,3 +171,14 @@ def test_nnx_variables_that_are_refs_are_refused(kind):
         layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"argument 0.*an effect that a rerun|argument 0.*are effects that a rerun"):
         jremat.remat(layer, FULL)(jnp.ones((2, 4)))
+
+
+def test_a_ref_that_is_handed_over_and_not_read_is_refused_by_its_path():
+    unread = lambda x, ref: jnp.sin(x)
+    for call in (
+        lambda ref: jremat.checkpoint(unread, FULL)(X, ref),
+        lambda ref: jremat.stack(lambda p, x, ref: jnp.sin(x), FULL, num_layers=2)((), X, ref),
+        lambda ref: jremat.replay(unread, X, ref, policy=FULL),
+    ):
+        with pytest.raises(ValueError, match=r"expected no Ref from outside, got one at argument"):
+            call(ref_to_one())

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import monitoring
 
 import jremat
 import policies
@@ -151,3 +152,60 @@ def test_a_class_that_is_no_pytree_is_refused():
 
     with pytest.raises(ValueError, match=r"target: expected a Linen or NNX module class.*Equinox"):
         jremat.remat(Plain, FULL)
+
+
+class TestResults:
+    """A module that a function returns is the module that it would return: a training step returns one."""
+
+    def test_checkpoint_returns_it_with_its_own_leaves(self):
+        out = jremat.checkpoint(lambda layer, x: (layer, layer(x)), FULL)(Layer(W), X)
+        assert (out[0].rate, out[0].training, out[0].act) == (0.5, True, jnp.tanh) and out[1].shape == (4, D)
+        assert jremat.replay(lambda layer, x: (layer, layer(x)), Layer(W), X, policy=FULL).equal
+
+    @pytest.mark.parametrize("spec", ["full", "none", "every_k:2", "revolve:2"])
+    def test_a_carry_may_hold_one(self, spec):
+        run = jremat.stack(
+            lambda scale, carry: (carry[0], carry[0](carry[1]) * scale), policies.get(spec), num_layers=L
+        )
+        loss = lambda w: run(jnp.ones(L), (Layer(w), X))[1].sum()
+        by_loop = lambda w: Layer(w)(Layer(w)(Layer(w)(X))).sum()
+        assert jnp.allclose(jax.grad(loss)(W), jax.grad(by_loop)(W), atol=1e-5)
+        assert run(jnp.ones(L), (Layer(W), X))[0].act is jnp.tanh
+
+    def test_booleans_of_a_carry_are_arrays_as_in_a_scan(self):
+        run = jremat.stack(lambda w, c: (jnp.tanh(c[0] @ w), c[1] | (c[0].sum() > 0)), FULL, num_layers=L)
+        seen, x = [], X
+        for _ in range(L):
+            seen, x = [*seen, bool(x.sum() > 0)], jnp.tanh(x @ W)
+        assert bool(run(jnp.stack([W] * L), (X, False))[1]) == any(seen)
+
+    def test_a_step_that_returns_its_layers_is_planned_and_measured(self):
+        layers, x = Layer(jnp.stack([W] * L)), X
+
+        def step(policy):
+            def update(layers, x):
+                run = jremat.stack(lambda layer, x: layer(x), policy, num_layers=L)
+                loss = lambda w: run(Layer(w), x).sum()
+                return Layer(layers.w - 0.1 * jax.grad(loss)(layers.w), layers.rate)
+
+            return update, (layers, x)
+
+        found = jremat.plan(
+            lambda layer, x: layer(x), Layer(W), x, num_layers=L, hbm_bytes=2**20, target="cpu", step=step
+        )
+        update, args = step(found.policy)
+        assert found.peak_bytes == jremat.memory(update, *args, target="cpu").peak_bytes
+        assert jremat.traced_peak(update, *args).peak_bytes > 0
+
+
+def test_an_eager_stack_of_modules_compiles_once():
+    compiles = []
+    run, layers = jremat.stack(lambda layer, x: layer(x), FULL, num_layers=L), Layer(jnp.stack([W] * L))
+    run(layers, X)
+    seen = lambda event, *args, **more: compiles.append(event) if "backend_compile" in event else None
+    monitoring.register_event_duration_secs_listener(seen)
+    try:
+        run(layers, X)
+    finally:
+        monitoring.unregister_event_duration_listener(seen)
+    assert not compiles

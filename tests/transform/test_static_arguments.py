@@ -42,6 +42,20 @@ class TestErrors:
             with pytest.raises(ValueError, match=r"\bn\b.*: named reads the value in Python.*static_argnames="):
                 call(X, 1, *mode)
 
+    def test_a_block_of_a_stack_a_measured_step_and_a_slice_too(self):
+        def block(w, x, n):
+            return sum(jnp.sin(x * w) for _ in range(n))
+
+        for call in (
+            lambda: jremat.stack(block, FULL, num_layers=3)(X, X, 2),
+            lambda: jremat.memory(block, X, X, 2, target="cpu"),
+            lambda: jremat.checkpoint(lambda x, n: jnp.sin(x)[:n], FULL)(X, 2),
+        ):
+            with pytest.raises(ValueError, match=r"n: .*reads the value in Python.*functools\.partial"):
+                call()
+        fixed = jremat.stack(functools.partial(block, n=2), FULL, num_layers=3)(X, X)
+        assert fixed.shape == X.shape
+
     def test_what_is_read_of_a_pytree_or_of_several_is_named_too(self):
         def f(config, a, b):
             return jnp.sin(a) if config["n"] > 1 else a + b
