@@ -90,7 +90,7 @@ def show(
     run, config = asked.run, asked.run.config
     devices = run.parallel.devices
     title = (
-        f"{asked.name}: {config.num_params() / 1e9:.2f} B parameters, batch {run.batch}, {run.seq} tokens, "
+        f"{asked.name}: {config.num_params():,} parameters, batch {run.batch}, {run.seq} tokens, "
         f"{config.attention} attention, {config.compute_dtype}" + (f", {devices} devices" if devices > 1 else "")
     )
     if len(counted) == 1:

@@ -32,6 +32,21 @@ def known_bytes(hbm_bytes: int | None, kind: Target) -> int:
     return int(known)
 
 
+def check_function(f: Any, args: tuple[Any, ...], num_layers: int | None) -> None:
+    """Refuse what is no function to plan for, or lacks the arguments of a layer.
+
+    Raises:
+        ValueError: a Linen module, which reads its parameters from outside; or fewer arguments than a block has.
+    """
+    if not callable(f) or (hasattr(f, "init") and hasattr(f, "apply")):
+        raise ValueError(
+            f"f: expected a function of parameters and inputs, got {type(f).__name__}; "
+            "of a Linen module it is lambda variables, x: module.apply(variables, x)"
+        )
+    if num_layers is not None and len(args) < 2:
+        raise ValueError(f"args: expected those of f(layer_parameters, carry, *shared), got {len(args)} of them")
+
+
 def check_margin(margin: Any) -> None:
     """Refuse a margin that is no share.
 

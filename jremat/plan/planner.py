@@ -23,6 +23,7 @@ from jremat.measure.memory_analysis import versions
 from jremat.plan.plan_arguments import (
     Objective,
     check_flag,
+    check_function,
     check_functions,
     check_margin,
     checked_peak,
@@ -128,6 +129,7 @@ def plan(
     memory_bytes = known_bytes(hbm_bytes, kind)
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1, MAX_LAYERS)
     host_bytes, compiles = whole_number("host_bytes", host_bytes, 0), whole_number("compiles", compiles, 0)
+    check_function(f, args, num_layers)
     check_margin(margin)
     check_functions(step=step, predict=predict, cost=cost)
     check_flag("names_only", names_only)

@@ -4,6 +4,7 @@ import inspect
 import json
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -287,3 +288,9 @@ def test_a_plan_with_a_value_that_the_block_has_not_is_refused(by_value):
 
 def fingerprint_of_bare() -> str:
     return read_block(bare, *mlp_args(), cost=matmul_flops).problem.fingerprint
+
+
+@pytest.mark.parametrize("f, args, what", [(nn.Dense(4), 2, "f: expected a function"), (jnp.tanh, 1, "args: expected")])
+def test_a_module_or_a_layer_without_its_carry_is_refused_in_a_line(f, args, what):
+    with pytest.raises(ValueError, match=what):
+        jremat.plan(f, *[jnp.ones((4, 4))] * args, num_layers=2, hbm_bytes=2**20, target="cpu")
