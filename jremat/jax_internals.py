@@ -195,8 +195,7 @@ def remat3_is_on() -> bool:
 
 
 def cpu_drops_barriers() -> bool:
-    """Whether XLA for CPU drops optimization barriers, so that outside of loops it merges a recompute with the first
-    run."""
+    """Whether XLA for CPU drops optimization barriers, and so undoes remat outside of loops."""
     return jax.__version_info__ < (0, 12)
 
 

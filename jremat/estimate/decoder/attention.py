@@ -6,6 +6,7 @@ Query head i reads key and value head i // g, as in Llama. Scores are scaled by 
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -194,7 +195,7 @@ def _tagged(query, key, value):
     return tag(query, "query"), tag(key, "key"), tag(value, "value")
 
 
-_F32 = {"preferred_element_type": jnp.float32}
+_F32: dict[str, Any] = {"preferred_element_type": jnp.float32}
 
 
 def _scores(q, k, first_key):
