@@ -9,11 +9,12 @@ import numpy as np
 from jremat.measure import Target
 from jremat.plan.roofline import Cost
 from jremat.policy import LayerPlan, Policy
+from jremat.policy.shown import parse_bytes
 
 Objective = Literal["seconds", "flops"]
 
 
-def known_bytes(hbm_bytes: int | None, kind: Target) -> int:
+def known_bytes(hbm_bytes: int | str | None, kind: Target) -> int:
     """The device memory to plan for: the one given, or the target's own.
 
     Raises:
@@ -25,6 +26,11 @@ def known_bytes(hbm_bytes: int | None, kind: Target) -> int:
             f"hbm_bytes: the memory of target {kind.name!r} is unknown; say how many bytes there are, "
             "as in --hbm 60GiB or auto:60GiB"
         )
+    if isinstance(known, str):
+        try:
+            known = parse_bytes(known)
+        except ValueError as error:
+            raise ValueError(f"hbm_bytes: {error}") from error
     if isinstance(known, bool) or not isinstance(known, int | float | np.number) or not math.isfinite(known):
         raise ValueError(f"hbm_bytes: expected bytes as a number, such as 60 * 2**30, got {known!r}")
     if known <= 0:

@@ -54,7 +54,7 @@ def plan(
     f: Callable[..., Any],
     *args: Any,
     num_layers: int | None = None,
-    hbm_bytes: int | None = None,
+    hbm_bytes: int | str | None = None,
     host_bytes: int = 0,
     target: str | Target = "local",
     step: StepOf | None = None,
@@ -79,7 +79,7 @@ def plan(
             carry, as ``jremat.stack`` runs it; without, a function for ``jremat.checkpoint``.
         args: its arguments, arrays or ``jax.ShapeDtypeStruct``, of one layer.
         num_layers: L.
-        hbm_bytes: device memory; None: the target's own.
+        hbm_bytes: device memory, as a number or as ``"80GiB"``; None: the target's own.
         host_bytes: pinned host memory that may be used too, of all layers.
         target: what the step is compiled for, see ``jremat.measure.target``.
         step: ``step(plan)`` to the whole training step under a plan and the shapes of its arguments, so that weights,

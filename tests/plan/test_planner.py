@@ -185,7 +185,7 @@ NONSENSE = {
     "num_layers": ({"num_layers": 0}, "num_layers: expected a whole number of at least 1, got 0"),
     "layers in words": ({"num_layers": "3"}, "num_layers: expected a whole number of at least 1, got '3'"),
     "half a layer": ({"num_layers": 2.5}, "num_layers: expected a whole number of at least 1, got 2.5"),
-    "memory in words": ({"hbm_bytes": "1GiB"}, "hbm_bytes: expected bytes as a number, such as 60"),
+    "memory without a unit": ({"hbm_bytes": "one"}, "hbm_bytes: size: expected a number and a unit"),
     "no number": ({"hbm_bytes": float("nan")}, "hbm_bytes: expected bytes as a number"),
     "endless": ({"hbm_bytes": float("inf")}, "hbm_bytes: expected bytes as a number"),
     "half a byte": ({"host_bytes": 0.5}, "host_bytes: expected a whole number"),
@@ -288,6 +288,14 @@ def test_a_plan_with_a_value_that_the_block_has_not_is_refused(by_value):
 
 def fingerprint_of_bare() -> str:
     return read_block(bare, *mlp_args(), cost=matmul_flops).problem.fingerprint
+
+
+def test_memory_may_be_given_with_its_unit():
+    w, x, more = jnp.ones((8, 8)), jnp.ones((4, 8)), {"num_layers": 2, "target": "cpu", "compiles": 0}
+    found = jremat.plan(lambda w, x: jnp.tanh(x @ w), w, x, hbm_bytes="40MiB", **more)
+    assert found.hbm_bytes == 40 * 2**20
+    with pytest.raises(ValueError, match="hbm_bytes: size: expected a number and a unit"):
+        jremat.plan(lambda w, x: jnp.tanh(x @ w), w, x, hbm_bytes="40", **more)
 
 
 @pytest.mark.parametrize("f, args, what", [(nn.Dense(4), 2, "f: expected a function"), (jnp.tanh, 1, "args: expected")])
