@@ -8,6 +8,7 @@ import jremat.quiet_cuda  # noqa: F401 - before JAX starts its backends
 if TYPE_CHECKING:
     from jremat.check import Difference, Finding, Replay, lint, replay
     from jremat.estimate.transformer import estimate
+    from jremat.fit.planner import fit
     from jremat.graph import flops, trace
     from jremat.graph.peak import traced_peak
     from jremat.measure import Memory, fits, memory
@@ -62,6 +63,7 @@ __all__ = [
     "compiled_memory",
     "estimate",
     "explain",
+    "fit",
     "fits",
     "flops",
     "lint",
@@ -79,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("estimate", "plan"):  # packages that can be called
+    if name in ("estimate", "fit", "plan"):  # packages that can be called
         return importlib.import_module(f"jremat.{name}")
     own = _ALIASES.get(name, name)
     if own in _HOME:

@@ -35,10 +35,11 @@ ALLOWED: dict[str, set[str]] = {
     "jremat.measure": _MODEL,
     "jremat.terminal": {"jremat.policy", "jremat.quiet_cuda"},
     "jremat.plan": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.callable_package"},
+    "jremat.fit": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.callable_package"},
     "jremat.check": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan"},
     "jremat.report": {*_MODEL, "jremat.transform", "jremat.terminal"},
     "jremat": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.check", "jremat.report"}
-    | {"jremat.quiet_cuda"},
+    | {"jremat.quiet_cuda", "jremat.fit"},
     "policies": {"jremat.jax_internals", "jremat.policy", "jremat.estimate", "jremat.plan", "jremat.terminal"},
     "models": {"jremat.policy", "jremat.estimate", "jremat.transform"},
 }

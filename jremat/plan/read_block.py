@@ -150,7 +150,7 @@ def read_block(
     given = (*program.jaxpr.invars, *program.jaxpr.constvars)
     if not any(is_inexact(var.aval) for var in given):
         raise ValueError("args: expected a floating-point array to differentiate by, got none")
-    places = _markable(graph, names_only)
+    places = markable(graph, names_only)
     own = len(jax.tree.leaves(args[:fetched]))
     fetched_values = _made_from(graph.inputs[:own], graph)
     places = {mark: c for mark, c in places.items() if c.value.id.partition("/")[0] not in fetched_values}
@@ -159,10 +159,10 @@ def read_block(
     costs = checked_costs(cost(residuals), len(residuals.ops))
     consts = len(program.jaxpr.constvars)
     again = _made_from(residuals.inputs[consts : consts + own], residuals)
-    nodes = _nodes(residuals, flat.jaxpr, costs, places, frozenset(keep), again)
-    nodes = _decisions_kept(nodes, [TOP_K.name in op.families for op in residuals.ops])
+    nodes = nodes_of(residuals, flat.jaxpr, costs, places, frozenset(keep), again)
+    nodes = decisions_kept(nodes, [TOP_K.name in op.families for op in residuals.ops])
     tags = [tagged_name(eqn.primitive, eqn.params) is not None for eqn in flat.jaxpr.eqns]
-    nodes, aliases = _without_doubles(nodes, tags)
+    nodes, aliases = without_doubles(nodes, tags)
     forward = sum(checked_costs(cost(graph), len(graph.ops)))
     # A backward pass does the matmuls of two forward passes.
     link = Link(host_link_bytes_per_second, forward, 2 * forward) if host_link_bytes_per_second else None
@@ -185,7 +185,7 @@ def _check_names(keep: Collection[str], graph: Graph) -> None:
         raise ValueError(f"keep: expected tags of this function ({known}), got {', '.join(unknown)}")
 
 
-def _markable(graph: Graph, names_only: bool) -> dict[str, Candidate]:
+def markable(graph: Graph, names_only: bool) -> dict[str, Candidate]:
     """Mark -> what can be kept under it.
 
     Values inside loops are left out: a loop is run again as a whole; complex ones, which JAX's remat can't keep; and
@@ -229,7 +229,7 @@ def _forward(program: Program, marks: dict[str, str]) -> Any:
     return jax.make_jaxpr(lambda *flat: evaluate(traced.jaxpr, traced.consts, flat, {}))(*arrays)
 
 
-def _nodes(
+def nodes_of(
     graph: Graph,
     jaxpr: Any,
     costs: Sequence[float],
@@ -237,6 +237,15 @@ def _nodes(
     keep: frozenset[str],
     fetched: frozenset[str],
 ) -> tuple[Node, ...]:
+    """The operations of a forward program as a planner's nodes.
+
+    Args:
+        graph, jaxpr: of the program that a derivative runs forward, calls entered.
+        costs: of its operations.
+        places: mark -> what is kept under it.
+        keep: tags of values that must not be made twice.
+        fetched: values that are made from a layer's parameters alone.
+    """
     assert len(graph.ops) == len(jaxpr.eqns), "a program whose calls are entered has an operation per equation"
     maker = {out: place for place, op in enumerate(graph.ops) for out in op.outputs}
     needed = _needed(jaxpr)
@@ -279,7 +288,7 @@ def _forced(candidate: Candidate, keep: frozenset[str]) -> bool:
     return candidate.value.name in keep or TOP_K.name in candidate.op.families
 
 
-def _decisions_kept(nodes: Sequence[Node], decide: Sequence[bool]) -> tuple[Node, ...]:
+def decisions_kept(nodes: Sequence[Node], decide: Sequence[bool]) -> tuple[Node, ...]:
     """What a choice by value is made from is kept where the choice must be recomputed.
 
     JAX's derivative reads the choice's own result, which no tag on it reaches; from the same values it comes out equal.
@@ -295,7 +304,7 @@ def _decisions_kept(nodes: Sequence[Node], decide: Sequence[bool]) -> tuple[Node
     return tuple(replace(node, forced=node.forced or place in forced) for place, node in enumerate(nodes))
 
 
-def _without_doubles(
+def without_doubles(
     nodes: Sequence[Node], tags: Sequence[bool]
 ) -> tuple[tuple[Node, ...], tuple[tuple[str, str], ...]]:
     """A value under several tags in a row is kept under the last, which its readers read; the others are aliases."""

@@ -59,6 +59,16 @@ class Roofline:
         return max(op.other_flops / rate, traffic)
 
 
+def written(graph: Graph) -> frozenset[str]:
+    """Ids of the values that memory holds; all others are made inside of the kernels that read them."""
+    return _Chains.of(graph).written
+
+
+def fuses(op: Op) -> bool:
+    """Whether an operation is done inside of the kernels that read its result."""
+    return op.primitive in _FUSED or ("pointwise" in op.families and not op.matmul_flops)
+
+
 def matmul_flops(graph: Graph) -> tuple[float, ...]:
     """A cost that counts matmul FLOPs alone.
 
@@ -137,7 +147,7 @@ class _Chains:
         maker = {out: op for op in graph.ops for out in op.outputs}
         written = set(graph.outputs)
         for op in graph.ops:
-            if not _fuses(op):
+            if not fuses(op):
                 written |= set(op.outputs)
                 if "reduction" not in op.families:  # a reduction takes the chain before it in
                     written |= set(op.inputs)
@@ -167,12 +177,8 @@ class _Chains:
                 continue
             seen.add(value)
             maker = self.maker.get(value)
-            if maker is None or value in self.written or not _fuses(maker):
+            if maker is None or value in self.written or not fuses(maker):
                 found.add(value)
             else:
                 todo += maker.inputs
         return frozenset(found)
-
-
-def _fuses(op: Op) -> bool:
-    return op.primitive in _FUSED or ("pointwise" in op.families and not op.matmul_flops)

@@ -83,7 +83,7 @@ def _kind(plan: Policy | LayerPlan) -> tuple[bool, bool, bool]:
     >>> _kind(FULL), _kind(mix), _kind(LayerPlan((Segment((FULL,), group=3),), label="every_k:3,full"))
     ((False, False, False), (True, False, False), (False, True, False))
     """
-    segments = () if isinstance(plan, Policy) else plan.segments
+    segments = plan.segments if isinstance(plan, LayerPlan) else ()  # a function's own rows of segments are of one kind
     several = len(segments) > 1 or any(len(segment.pattern) > 1 for segment in segments)
     return several, any(s.group > 1 for s in segments), any(s.slots is not None for s in segments)
 

@@ -1,0 +1,100 @@
+"""A function that runs under a plan: same signature, same values, another backward pass."""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jremat.fit.plan import FitPlan
+from jremat.fit.run import Part, run_parts, shifted
+from jremat.graph.arguments import Arguments, take_apart
+from jremat.graph.trace import Program, graph_of
+from jremat.jax_internals import compiled
+from jremat.plan.read_block import markable
+from jremat.policy.ops import SELECTABLE
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fitted:
+    """A function under a plan; call it like the function.
+
+    Args:
+        f: the function.
+        program: it, traced, calls entered.
+        arguments: what it was traced with.
+        plan: which segments are rematted, and what each keeps; prints as a table.
+    """
+
+    f: Callable[..., Any]
+    program: Program
+    arguments: Arguments
+    plan: FitPlan
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__name__", getattr(self.f, "__name__", type(self.f).__name__))
+        object.__setattr__(self, "__doc__", getattr(self.f, "__doc__", None))
+        with contextlib.suppress(TypeError, ValueError):  # some of C's have none that Python knows
+            object.__setattr__(self, "__signature__", inspect.signature(self.f))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``f`` returns for these arguments, of the shapes that the plan was made for."""
+        given = take_apart(self.f, args, kwargs)
+        self._check(given)
+        return jax.tree.unflatten(self.program.out_tree, self._run(*given.arrays))
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__} under a plan of {len(self.plan.segments)} segments>"  # type: ignore[attr-defined]
+
+    @cached_property
+    def _run(self) -> Callable[..., list[Any]]:
+        return compiled(run_parts(self.program, parts_of(self.program, self.plan)))
+
+    def _check(self, given: Arguments) -> None:
+        if given.tree != self.arguments.tree:
+            raise ValueError(f"arguments: expected {self.arguments.tree} as planned, got {given.tree}")
+        types = iter(var.aval for var in self.program.jaxpr.invars)
+        for own, leaf, traced, now, path in zip(
+            self.arguments.leaves, given.leaves, self.arguments.traced, given.traced, given.paths
+        ):
+            if traced:
+                aval = next(types)
+                # as JAX sees it: NumPy's 64 bits and Python's numbers are narrowed
+                shape, dtype = jnp.shape(leaf), leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
+                if not now or shape != aval.shape or jax.dtypes.canonicalize_dtype(dtype) != aval.dtype:
+                    raise ValueError(
+                        f"{path}: expected {aval.dtype}{list(aval.shape)} as planned, got {dtype}{list(shape)}; a plan "
+                        "holds for one set of shapes, so call jremat.fit for these"
+                    )
+            elif now or not (own is leaf or own == leaf):
+                raise ValueError(f"{path}: expected {own!r} as planned, got {leaf!r}")
+
+
+def parts_of(program: Program, plan: FitPlan) -> list[Part]:
+    """A plan's segments as they are run.
+
+    Raises:
+        ValueError: the plan was made for another program.
+    """
+    graph = graph_of(program, SELECTABLE)
+    if graph.signature.partition("-")[0] != plan.fingerprint.partition("-")[0]:
+        op = graph.first_difference(plan.fingerprint)
+        where = f": it differs first at {op.primitive}, {op.source or 'no line'}" if op else ""
+        raise ValueError(f"plan: expected a plan of this program, got one of another{where}")
+    known = {c.value.id: c for c in markable(graph, False).values()}
+    parts = []
+    for segment in plan.segments:
+        if segment.kept is None:
+            parts.append(Part(segment.start, segment.end, None))
+            continue
+        unknown = [value for value in segment.kept if value not in known]
+        if unknown:
+            raise ValueError(f"plan: expected values of this program, got {', '.join(unknown)}")
+        kept = [known[value] for value in segment.kept]
+        marks = tuple((shifted(c.value.id, segment.start), c.mark) for c in kept if not c.inside)
+        parts.append(Part(segment.start, segment.end, marks, frozenset(c.mark for c in kept)))
+    return parts
