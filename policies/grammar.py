@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 from jremat.plan.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, plan_file
-from jremat.policy.byte_sizes import parse_bytes
 from jremat.policy.names import identifier
 from jremat.policy.ops import SELECTABLE, Family
 from jremat.policy.shown import parse_bytes

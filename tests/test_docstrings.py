@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("jremat", "policies", "models") for path in (ROOT / package).rglob("*.py"))
 
 # Packages that are called as functions of the same name.
-CALLED = {"estimate": "jremat.estimate.transformer", "plan": "jremat.plan.planner"}
+CALLED = {"fit": "jremat.fit.planner", "estimate": "jremat.estimate.transformer", "plan": "jremat.plan.planner"}
 
 SOURCES = {
     "jremat.checkpoint": "Chen et al. 2016",

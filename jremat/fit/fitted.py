@@ -63,9 +63,10 @@ class Fitted:
         ):
             if traced:
                 aval = next(types)
-                # as JAX sees it: NumPy's 64 bits and Python's numbers are narrowed
+                # NumPy's 64 bits and Python's numbers are narrowed, as JAX does; a key's dtype is no number's
                 shape, dtype = jnp.shape(leaf), leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
-                if not now or shape != aval.shape or jax.dtypes.canonicalize_dtype(dtype) != aval.dtype:
+                narrowed = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+                if not now or shape != aval.shape or narrowed != aval.dtype:
                     raise ValueError(
                         f"{path}: expected {aval.dtype}{list(aval.shape)} as planned, got {dtype}{list(shape)}; a plan "
                         "holds for one set of shapes, so call jremat.fit for these"

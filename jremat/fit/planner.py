@@ -34,9 +34,8 @@ from jremat.plan.planner import cost_of, equipped
 from jremat.plan.roofline import Cost
 from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice
-from jremat.policy.byte_sizes import parse_bytes
 from jremat.policy.ops import SELECTABLE
-from jremat.policy.shown import human
+from jremat.policy.shown import human, parse_bytes
 from jremat.policy.whole_number import whole_number
 
 StepOf = Callable[[Callable[..., Any]], tuple[Callable[..., Any], tuple[Any, ...]]]
