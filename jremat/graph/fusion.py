@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from jremat.graph.operations import Op, Value
-from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, REDUCTIONS, Rules
+from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, LONGEST_ROW, REDUCTIONS, Rules
 
 
 def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
@@ -32,7 +32,9 @@ def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
     if op.name in EXPENSIVE and value.nbytes > rules.cheap_bytes and not _few_tanh(op, readers, rules):
         return False
     if op.name == "exp" and len(readers) > 2 and 0 < _rows_summed(value) <= rules.few_rows:
-        return False
+        less = op.inputs[0].maker
+        if less is None or reduced_by_rows(less) is None:
+            return False
     moved = sum(_read_bytes(v) for v in op.inputs)
     return (len(readers) - 1) * moved <= (len(readers) + 1) * value.nbytes
 
@@ -44,6 +46,62 @@ def accumulates(op: Op) -> bool:
     made = op.outputs[0]
     held = lambda user: any(value.held and value.nbytes == made.nbytes for value in user.inputs)
     return len(made.users) == 1 and made.users[0].name in ("add", "add_any") and held(made.users[0])
+
+
+def row_reduction(op: Op) -> bool:
+    """Whether an operation reduces rows as they lie in memory, each short enough for one block of threads."""
+    if op.name not in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
+        return False
+    shape = op.eqn.invars[0].aval.shape
+    last = tuple(op.eqn.params["axes"]) == (len(shape) - 1,)
+    return last and 1 < shape[-1] <= LONGEST_ROW and op.inputs[0].layout not in ("turned", "mixed")
+
+
+def reduced_by_rows(op: Op) -> Op | None:
+    """The row reduction of an operation's first operand that its second operand is, as of ``x - max(x)``.
+
+    XLA does both in one kernel, and what the result is fused into does both again.
+
+    Source: XLA's gpu/transforms/softmax_rewriter_triton.cc (its diamonds of a producer, a reduction and a broadcast).
+    """
+    if op.name not in FUSIBLE or len(op.inputs) != 2:
+        return None
+    first, second = op.inputs
+    while second.maker is not None and second.maker.name not in REDUCTIONS:
+        spread = second.maker.name == "broadcast_in_dim" and len(second.users) == 1
+        above = second.maker.inputs[0] if spread and second.maker.inputs else _alone(second)
+        if above is None:
+            return None
+        second = above
+    reduction = second.maker
+    if reduction is None or not row_reduction(reduction) or len(second.users) != 1:
+        return None
+    start = reduction.inputs[0]
+    while (above := _alone(start)) is not None:
+        start = above
+    while first is not start:
+        above = _alone(first)
+        if above is None:
+            return None
+        first = above
+    return reduction
+
+
+def _alone(value: Value) -> Value | None:
+    """What a value that one operation reads is made from element by element, if that is one array beside numbers."""
+    op = value.maker
+    if op is None or op.name not in FUSIBLE or len(op.outputs) != 1 or len(value.users) > 1:
+        return None
+    arrays = {v for v in op.inputs if not _one_number(v)}
+    return arrays.pop() if len(arrays) == 1 else None
+
+
+def _one_number(value: Value) -> bool:
+    """Whether a value is one number, however many times."""
+    if math.prod(value.aval.shape) == 1:
+        return True
+    maker = value.maker
+    return maker is not None and maker.name in ("broadcast_in_dim", "full") and all(map(_one_number, maker.inputs))
 
 
 def _spread(op: Op) -> bool:

@@ -4,8 +4,9 @@ A matmul, a loop or a library call reads and writes memory; the rest is fused wh
 """
 
 import math
+from collections.abc import Collection
 
-from jremat.graph.fusion import accumulates, fuses
+from jremat.graph.fusion import accumulates, fuses, reduced_by_rows, row_reduction
 from jremat.graph.operations import Kernel, Op, Value
 from jremat.graph.rules import FREE, FUSIBLE, LAYOUT, REDUCTIONS, Rules
 from jremat.graph.siblings import merged
@@ -93,31 +94,50 @@ def turns_matmul(op: Op) -> bool:
 
 def _kernel(op: Op) -> Kernel:
     """A kernel with all that is fused into it."""
-    reads: dict[Value, bool] = {}  # and whether each is read element by element
+    reads, inside = _inside(op)
+    # a matmul that adds to what is there is told as a matmul
+    told = next((maker for maker in inside if maker.name == "dot_general"), op)
+    taken = {v for v, aligned in reads.items() if aligned} - _reduced_inside(op, reads, inside)
+    shares: list[tuple[Value, ...]] = []
+    for k, made in enumerate(op.outputs):
+        if op.in_place:
+            shares.append((op.inputs[op.in_place[k]],) if k in op.in_place else ())
+        elif op.name in FUSIBLE:
+            shares.append(tuple(v for v in reads if v in taken and v.nbytes == made.nbytes))
+        else:
+            shares.append(())
+    return Kernel(told, tuple(reads), tuple(op.outputs), tuple(shares))
+
+
+def _inside(op: Op) -> tuple[dict[Value, bool], list[Op]]:
+    """What a kernel reads, each with whether it is read element by element; and the operations fused into it."""
+    reads: dict[Value, bool] = {}
     moves = op.name in REDUCTIONS or op.name in LAYOUT
-    # each with whether it is read element by element
     waiting = [(value, not moves) for value in reversed(op.inputs)]
-    seen: set[Value] = set()
-    told = op  # a matmul that adds to what is there is told as a matmul
+    seen: dict[Op, None] = {}
     while waiting:
         value, aligned = waiting.pop()
         maker = value.maker
         if maker is not None and maker.fused:
-            if value in seen:
+            if maker in seen:
                 continue
-            seen.add(value)
-            told = maker if maker.name == "dot_general" else told
-            aligned = aligned and told is not maker and (maker.name not in LAYOUT or turns_matmul(maker))
-            waiting += [(v, aligned) for v in reversed(maker.inputs)]
+            seen[maker] = None
+            moved = maker.name == "dot_general" or (maker.name in LAYOUT and not turns_matmul(maker))
+            waiting += [(v, aligned and not moved) for v in reversed(maker.inputs)]
         elif maker is not None or value.held:
             reads[value] = reads.get(value, True) and aligned
-    shares = []
-    for k, made in enumerate(op.outputs):
-        if op.in_place:
-            taken: tuple[Value, ...] = (op.inputs[op.in_place[k]],) if k in op.in_place else ()
-        elif op.name in FUSIBLE:
-            taken = tuple(v for v, aligned in reads.items() if aligned and v.nbytes == made.nbytes)
-        else:
-            taken = ()
-        shares.append(taken)
-    return Kernel(told, tuple(reads), tuple(op.outputs), tuple(shares))
+    return reads, list(seen)
+
+
+def _reduced_inside(op: Op, reads: Collection[Value], inside: list[Op]) -> set[Value]:
+    """What a kernel also reads row by row: it must not be written over before the row's maximum or sum is known.
+
+    A kernel that holds one such reduction takes in those that it alone reads, too.
+
+    Source: XLA's gpu/alias_info.cc (FusionCanShareBufferHint, before 2025 gpu/buffer_sharing.cc): an operand's buffer
+    is taken only if each path from it through the fusion goes element by element.
+    """
+    rows = [found for found in map(reduced_by_rows, (op, *inside)) if found is not None]
+    if rows:
+        rows += [v.maker for v in reads if v.maker is not None and row_reduction(v.maker) and len(v.users) == 1]
+    return {value for reduction in rows for value in _inside(reduction)[0]}

@@ -88,6 +88,8 @@ class _Heap:
                 for k, value in enumerate(kernel.writes):
                     place = kernel.shares[k], k in kernel.op.in_place
                     alive += self._allocate(value, place, taken, t, step, found.lives)
+            if kernel.op.name.startswith("scatter") and taken:
+                found.estimate_bytes = max(found.estimate_bytes, alive + sum(v.nbytes for v in kernel.writes))
             if any(inner.carried for inner in kernel.op.inner):
                 found.estimate_bytes = max(found.estimate_bytes, alive + sum(v.nbytes for v in kernel.writes))
             for inner in kernel.op.inner:

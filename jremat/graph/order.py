@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jremat.graph.operations import Computation, Kernel, Value
+from jremat.graph.rules import LONGEST_ROW
 
 Order = Callable[[Computation], list[Kernel]]
 
@@ -178,7 +179,7 @@ def _within(maker: Kernel, reader: Kernel) -> bool:
     if op.name != "reduce_sum" or not maker.reads or maker.reads[0] not in reader.reads:
         return False
     shape, axes = op.inputs[0].aval.shape, op.eqn.params["axes"]
-    if tuple(axes) != (len(shape) - 1,) or shape[-1] > _LONGEST_ROW:
+    if tuple(axes) != (len(shape) - 1,) or shape[-1] > LONGEST_ROW:
         return False
     centred = any(value.maker is not None and value.maker.name == "reduce_sum" for value in maker.reads)
     return centred or math.prod(shape[:-1]) <= _FEW_ROWS
@@ -187,10 +188,8 @@ def _within(maker: Kernel, reader: Kernel) -> bool:
 _UNSEEN = 10
 """Tuples, bitcasts and copies of a training step, which XLA counts too: 5 to 18 in eight that were compiled."""
 
-_LONGEST_ROW = 1 << 14
 _FEW_ROWS = 1 << 12
-"""Found by compiling: rows of 768 to 2,048 elements stay in one kernel, of 50,257 don't; a mean of 4,096 rows is made
-where it is used, of 8,192 once."""
+"""Found by compiling: a mean of 4,096 rows is made where it is used, of 8,192 once."""
 
 _NAMES = {
     "dot_general": "gemm_fusion",

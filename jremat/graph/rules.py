@@ -57,6 +57,11 @@ IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter
 """Written over its first input where that dies here."""
 
 
+LONGEST_ROW = 1 << 14
+"""Elements of a row that one kernel reduces and uses again, at most: of softmaxes over 256 to 32,768 elements, compiled
+by both versions, those over 32,768 take a kernel for each reduction."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """What a prediction rests on.

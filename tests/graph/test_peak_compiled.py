@@ -9,6 +9,8 @@ import jax
 import pytest
 
 from benchmarks import estimate_peak as benchmark
+from jremat.graph.peak import traced_peak
+from jremat.measure.memory import memory
 from tests import needs
 
 SMALL = {"num_layers": 4, "hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 64, "mlp_hidden": 1024}
@@ -102,3 +104,12 @@ def test_the_documents_tell_of_no_smaller_errors(recorded):
     under, over, beyond_under, beyond_over = (float(n) / 100 + 5e-4 for n in re.search(pattern, text).groups())
     assert all(-under < row.errors["traced"] < over for row in recorded)
     assert all(-beyond_under < row.beyond_arguments < beyond_over for row in recorded)
+
+
+def test_scores_beside_their_softmax_are_met():
+    """Both are alive where one kernel does the whole softmax."""
+    shapes = [jax.ShapeDtypeStruct(axes, "float32") for axes in ((4096, 64), (64, 1024))]
+    step = jax.jit(lambda x, w: jax.nn.softmax(x @ w) @ w.T)
+    compiled = memory(step, *shapes, target="h200").peak_bytes
+    assert compiled > 2 * 4096 * 1024 * 4
+    assert abs(traced_peak(step, *shapes).peak_bytes / compiled - 1) < 0.005

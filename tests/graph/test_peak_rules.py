@@ -68,14 +68,14 @@ def test_of_two_orders_the_one_that_xla_expects_less_of_is_run():
 @pytest.mark.parametrize(("rows", "written"), [(65_536, True), (65_537, False)])
 def test_exponentials_of_few_rows_that_three_kernels_read_are_written(rows, written):
     def f(x, w):
-        x = x @ w
+        x = jnp.swapaxes(w @ x, -1, -2)  # as it lies in memory, columns are reduced
         e = jnp.exp(x - x.max(-1, keepdims=True))
         return (e / e.sum(-1, keepdims=True)) @ w, (e * x).sum(0), (e * x * x).sum(-1)
 
-    found = kernels(f, shape(rows, 16), shape(16, 16))
+    found = kernels(f, shape(1, 16, rows), shape(1, 16, 16))
     assert len(named(found, "exp")) == written
     two = lambda x, w: f(x, w)[0]  # the sum and the quotient
-    assert not named(kernels(two, shape(rows, 16), shape(16, 16)), "exp")
+    assert not named(kernels(two, shape(1, 16, rows), shape(1, 16, 16)), "exp")
 
 
 def test_a_float32_matmul_that_only_adds_to_what_is_handed_in_has_no_result_of_its_own():
@@ -228,3 +228,17 @@ def test_of_branches_by_platform_the_gpus_alone_is_read():
     """``jnp.diag`` has a branch for a TPU's kernels: on a GPU it is a sum along rows, fused."""
     found = traced_peak(lambda x: jnp.diag(x @ x), shape(512, 512))
     assert found.temp_bytes == traced_peak(lambda x: jnp.sum(jnp.eye(512) * (x @ x), 0), shape(512, 512)).temp_bytes
+
+
+@pytest.mark.parametrize(("turned", "keys", "arrays"), [(False, 1024, 2), (True, 512, 1), (False, 1 << 15, 1)])
+def test_scores_outlive_the_kernel_that_reduces_their_rows(turned, keys, arrays):
+    """Rows as they lie, and not too long, are reduced in the kernel that subtracts their maximum: it writes anew."""
+
+    def f(x, w):
+        scores = x @ w  # in a batch of one, so that the matmul can't read its operands swapped
+        return jax.nn.softmax(jnp.swapaxes(scores, -1, -2) if turned else scores) @ jnp.swapaxes(w, -1, -2)
+
+    args = shape(1, 512, N), shape(1, N, keys)
+    softmax = next(kernel for kernel in kernels(f, *args) if kernel.op.name == "div")
+    assert [len(taken) for taken in softmax.shares] == [2 - arrays]
+    assert traced_peak(f, *args).temp_bytes // (512 * keys * 4) == arrays
