@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from jremat.graph.operations import Op, Value
-from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, LONGEST_ROW, REDUCTIONS, Rules
+from jremat.graph.rules import EXPENSIVE, FREE, FUSIBLE, IN_PLACE, LAYOUT, LONGEST_ROW, POOLING, REDUCTIONS, Rules
 
 
 def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
@@ -25,7 +25,7 @@ def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
         return False
     if op.name in FREE or len(readers) == 1:
         return True
-    movers = sum(reader.name == "relaid" for reader in readers)
+    movers = sum(reader.name in ("relaid", "padded") for reader in readers)
     if 0 < movers < len(readers) and op.name != "convert_element_type":
         return False  # a kernel that moves what it makes doesn't recompute what others need too
     # Making it in each of its readers must not move more bytes than writing it once, nor repeat dear arithmetic.
@@ -173,7 +173,7 @@ def _read_bytes(value: Value, depth: int = 6) -> int:
 
 def _reads_fused(user: Op, value: Value, rules: Rules) -> bool:
     """Whether a kernel can make ``value`` itself while it reads it."""
-    if user.name in FUSIBLE | LAYOUT | REDUCTIONS or user.name in ("write to a stack", "relaid"):
+    if user.name in FUSIBLE | LAYOUT | REDUCTIONS | POOLING or user.name in ("write to a stack", "relaid", "padded"):
         return True
     if user.name in IN_PLACE:
         return value is not user.inputs[0]

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jremat.graph.kernels import alive, kernels_of, scattered, split_sum
@@ -168,12 +169,74 @@ class _Reader:
         name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
         if name == "split":  # as many slices: each is fused on its own
             return [self._op("slice", eqn, call, inputs, [aval]).outputs[0] for aval in avals]
+        if name == "conv_general_dilated":
+            inputs = self._convolved(inputs, eqn, call)
+        if name == "select_and_scatter_add":
+            return self._scattered_back(eqn, inputs, call)
         op = self._op(name, eqn, call, inputs, avals)
         if name in IN_PLACE:
             op.in_place = {0: 0}
         jaxprs = inner_jaxprs(eqn) if name not in self.rules.opaque else []
         op.inner = tuple(self.computation(opened(j)) for j, _ in jaxprs)
         return [self._whole(op)] if name == "dot_general" else op.outputs
+
+    def _convolved(self, inputs: list[Value], eqn: Any, call: Any) -> list[Value]:
+        """A convolution's input and kernel as cuDNN reads them.
+
+        The input is written anew with zeros that cuDNN can't think: between elements, or more at one end than at the
+        other. A gradient of the input, known by its reversed kernel, needs none; that of a transposed convolution's
+        kernel has its operands change places, both written anew.
+
+        Source: XLA's gpu/transforms/conv_rewriter.cc and conv_padding_legalization.cc; algebraic_simplifier.cc
+        (SwapConvOperands).
+        """
+        value, kernel = inputs
+        between = set(eqn.params["lhs_dilation"]) != {1}
+        if between and _window_is_large(eqn):
+            return [self._copy(given, eqn, call) for given in inputs]
+        if _reversed(kernel) if between else all(low == high for low, high in eqn.params["padding"]):
+            return inputs
+        return [self._padded(value, between or set(eqn.params["rhs_dilation"]) == {1}, eqn, call), kernel]
+
+    def _padded(self, value: Value, whole: bool, eqn: Any, call: Any) -> Value:
+        """A convolution's input with all of its zeros written, or with those that one end has more.
+
+        The forward needs all of them, its kernel's gradient the difference; one array serves both where they agree.
+        """
+        padding, dilated = eqn.params["padding"], eqn.params["lhs_dilation"]
+        axes = eqn.params["dimension_numbers"].lhs_spec[2:]
+        kept = [0 if whole else min(pair) for pair in padding]
+        added = tuple((low - least, high - least) for (low, high), least in zip(padding, kept))
+        key = "padded", id(value), axes, added, dilated
+        if key not in self.made:
+            shape = list(eqn.invars[0].aval.shape)
+            for axis, (low, high), step in zip(axes, added, dilated):
+                shape[axis] = (shape[axis] - 1) * step + 1 + low + high
+            self.made[key] = self._op("padded", eqn, call, [value], [value.aval.update(shape=tuple(shape))]).outputs
+        return self.made[key][0]
+
+    def _scattered_back(self, eqn: Any, inputs: list[Value], call: Any) -> list[Value]:
+        """A maximum pooling's gradient: the place of each maximum, found again, and a scatter into zeros.
+
+        The zeros are those that a ReLU of that shape compares with: they are then written before it, and copied.
+
+        Source: XLA's select_and_scatter_expander.cc.
+        """
+        source, operand = inputs
+        shared = [op for op in self.ops if op.name == "max" and op.outputs[0].aval.shape == operand.aval.shape]
+        zeros = self._op("broadcast_in_dim", eqn, call, [], [operand.aval] * (2 if shared else 1))
+        if shared:
+            self.ops.remove(zeros)
+            self.ops.insert(self.ops.index(shared[0]), zeros)
+        for op in shared:
+            op.inputs.append(zeros.outputs[1])
+            zeros.outputs[1].users.append(op)
+        places = [np.dtype("int32")] * len(source.aval.shape)  # beside the maxima themselves
+        avals = [source.aval.update(dtype=dtype) for dtype in (np.dtype("float32"), *places)]
+        found = self._op("reduce_window_max", eqn, call, [operand], avals).outputs[1:]
+        op = self._op("scatter", eqn, call, [zeros.outputs[0], *found, source], [operand.aval])
+        op.in_place = {0: 0}
+        return op.outputs
 
     def _whole(self, op: Op) -> Value:
         """A matmul's result; of one that is split along what it sums over, the sum of its parts."""
@@ -257,6 +320,21 @@ class _Reader:
         op.in_place = {k: skip + consts + k for k in range(len(op.outputs))}
         op.inner = (inner,)
         return op.outputs
+
+
+def _window_is_large(eqn: Any) -> bool:
+    """Whether a convolution's kernel spans more places than its result has, as where it is a gradient."""
+    numbers = eqn.params["dimension_numbers"]
+    sizes = ((eqn.invars[1], numbers.rhs_spec), (eqn.outvars[0], numbers.out_spec))
+    window, result = (math.prod(v.aval.shape[axis] for axis in spec[2:]) for v, spec in sizes)
+    return window > result
+
+
+def _reversed(kernel: Value) -> bool:
+    """Whether a convolution's kernel is another's, turned round."""
+    while kernel.maker is not None and kernel.maker.name == "transpose":
+        kernel = kernel.maker.inputs[0]
+    return kernel.maker is not None and kernel.maker.name == "rev"
 
 
 def _runs_once(eqn: Any) -> bool:

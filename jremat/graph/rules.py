@@ -50,6 +50,9 @@ EXPENSIVE = frozenset({"tanh", "erf", "erfc", "pow", "sin", "cos", "log1p", "ran
 REDUCTIONS = frozenset(REDUCTION.primitives) | {"argmax", "argmin", "reduce_precision_sum"}
 """Reads what it reduces fused, writes its result."""
 
+POOLING = frozenset({"reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"})
+"""Reads its windows fused, writes its result."""
+
 PURE = (FUSIBLE | FREE | LAYOUT | REDUCTIONS | {"dot_general"}) - {"slice of a stack"}
 """Done once where the program says it twice."""
 
