@@ -1,11 +1,10 @@
 """What a lint says: the fault, where it stands, what it costs, and the cure."""
 
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jremat.policy.shown import WIDTH
+from jremat.policy.shown import filled
 
 if TYPE_CHECKING:
     from jremat.check.subject import Subject
@@ -46,8 +45,8 @@ class Finding:
         return " and ".join(parts) or "nothing that can be counted"
 
     def __str__(self) -> str:
-        said = f"{self.place}: {self.message} [{self.rule}]; costs {self.cost}; cure: {self.cure}"
-        return "\n".join(textwrap.wrap(said, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+        text = f"{self.place}: {self.message} [{self.rule}]; costs {self.cost}; cure: {self.cure}"
+        return filled(text, "  ")
 
     __repr__ = __str__
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from jremat.policy.shown import cut
+from jremat.policy.shown import filled
 
 Optimizer = Literal["adamw", "momentum", "sgd"]
 Part = Literal["state", "kept", "layer", "head", "other"]
@@ -88,6 +88,6 @@ class Ledger:
     def __str__(self) -> str:
         rows = [f"{line.device_bytes:>17,}  {line.part:<5}  {line.name:<32}  {line.formula}" for line in self.lines]
         peak = f"{self.peak_bytes:>17,}  bytes at the peak, in the {self.peak_phase}; predicted, not compiled"
-        return "\n".join([*map(cut, rows), peak])
+        return "\n".join([*(filled(row, "    ") for row in rows), peak])
 
     __repr__ = __str__

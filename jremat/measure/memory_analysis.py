@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import os
 import tempfile
-import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from jremat.measure.buffers import Buffer, Tags, largest_at_peak
 from jremat.measure.compile import compiled
 from jremat.measure.hlo_schedule import Schedule
 from jremat.measure.targets import Target
-from jremat.policy.shown import WIDTH, aligned, human
+from jremat.policy.shown import aligned, filled, human
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Memory:
         each = f", each of {self.num_devices} devices" if self.num_devices > 1 else ""
         rows = [("peak", human(self.peak_bytes), compiled + each)]
         table = aligned([*rows, *((name, human(n)) for name, n in figures.items() if n)], right=[1])
-        return "\n".join([table, *(textwrap.fill(note, WIDTH) for note in self.notes)])
+        return "\n".join([table, *map(filled, self.notes)])
 
     __repr__ = __str__
 

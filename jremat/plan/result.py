@@ -1,17 +1,15 @@
 """What a planner says: the plan, its proof, and what else there was."""
 
 import dataclasses
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jremat.policy import LayerPlan, Policy, PolicyLike
 from jremat.policy.plan_file import write
 from jremat.policy.planned_for import PlannedFor
-from jremat.policy.shown import WIDTH, aligned, cut, human, human_flops, human_seconds, most
+from jremat.policy.shown import aligned, filled, human, human_flops, human_seconds, most
 
 
 class DoesNotFit(ValueError):
@@ -52,7 +50,7 @@ class Kept:
         return self.name, human(self.nbytes * self.layers), layers, f"on the {self.where}", self.source
 
     def __str__(self) -> str:
-        return cut("  ".join(self.cells))
+        return filled("  ".join(self.cells), "  ")
 
     __repr__ = __str__
 
@@ -239,8 +237,9 @@ class Plan:
         figures += [("step", f"{human_seconds(self.step_seconds)} modelled")] if self.step_seconds is not None else []
         figures += [("host", human(self.host_bytes))] if self.host_bytes else []
         figures += [("counted", self.not_counted)] if self.not_counted else []
-        rows = aligned([("keeps    " if not i else "", *k.cells) for i, k in enumerate(self.kept)], right=(2,))
-        kept = most(rows.splitlines(), _ROWS, "values") or ["keeps      the layers' inputs only"]
+        rows = [("keeps    " if not i else "", *k.cells) for i, k in enumerate(self.kept)]
+        left = most([""] * len(rows), _ROWS, "values")[_ROWS:]
+        kept = [aligned(rows[:_ROWS], right=(2,)), *left] if rows else ["keeps      the layers' inputs only"]
         return "\n".join([*_wrapped(figures), *kept])
 
     __repr__ = __str__
@@ -251,8 +250,7 @@ _ROWS = 12
 
 def _wrapped(figures: Iterable[tuple[str, str]]) -> list[str]:
     indent = " " * 11
-    fill = partial(textwrap.wrap, width=WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-    return [line for name, said in figures for line in fill(f"{name:<9}  {said}")]
+    return [filled(f"{name:<9}  {text}", indent) for name, text in figures]
 
 
 def _compiled(target: str) -> str:

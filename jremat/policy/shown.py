@@ -1,10 +1,19 @@
 """What every printed result shares: figures with units, columns that fit a terminal."""
 
 import re
+import shutil
+import textwrap
 from collections.abc import Collection, Sequence
 
-WIDTH = 100
-"""Columns of what a result prints."""
+
+def terminal_width() -> int:
+    """Columns that a result prints in: ``COLUMNS``, the terminal's, or 100 where neither is known."""
+    return max(shutil.get_terminal_size((100, 24)).columns, 20)
+
+
+def filled(text: str, indent: str = "") -> str:
+    """A text broken between words at ``terminal_width()``, all lines but the first indented."""
+    return "\n".join(textwrap.wrap(text, terminal_width(), subsequent_indent=indent, break_on_hyphens=False))
 
 
 def human(nbytes: float) -> str:
@@ -72,8 +81,8 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int = WIDTH) -> str:
-    """Rows as columns, two spaces apart, each line cut at ``width``.
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Rows as columns, two spaces apart; a line wider than ``terminal_width()`` goes on below its last cell.
 
     Args:
         rows: of as many cells each, or fewer.
@@ -84,20 +93,15 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: i
     2.0 MiB  up
     """
     widths = [max(len(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows), default=0))]
-    lines = (
-        "  ".join(cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths)))
-        for row in rows
-    )
-    return "\n".join(cut(line.rstrip(), width) for line in lines)
-
-
-def cut(line: str, width: int = WIDTH) -> str:
-    """A line, its end left out where it is longer than ``width``.
-
-    >>> cut("abcdef", 4)
-    'abc…'
-    """
-    return line if len(line) <= width else line[: width - 1] + "…"
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths))]
+        line = "  ".join(cells).rstrip()
+        if len(line) > terminal_width():
+            start = min(sum(len(cell) + 2 for cell in cells[:-1]), terminal_width() // 2)
+            line = filled(line, " " * start)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def most(rows: Sequence[str], count: int, what: str) -> list[str]:

@@ -10,7 +10,7 @@ from jremat.graph.residuals import row_of
 from jremat.graph.trace import MARK, aval_bytes
 from jremat.jax_internals import inner_jaxprs, opened, tagged_name
 from jremat.policy import OFFLOAD, LayerPlan, Policy
-from jremat.policy.shown import cut, human_flops
+from jremat.policy.shown import filled, human_flops
 from jremat.report.backward_readers import Uses
 from jremat.report.forward_and_backward import BothWays, both_ways
 from jremat.report.kept_reasons import SCHEDULED, Rules, why_kept
@@ -126,7 +126,8 @@ class Explanation:
         if self.forward_flops:
             share = f", {self.recompute_flops / self.forward_flops:.1%} of the forward's matmul FLOPs"
         total = f"{self.kept_bytes:,} bytes kept, {self.offloaded_bytes:,} on the host"
-        return "\n".join([*map(cut, lines), cut(f"{total}; recompute: {human_flops(self.recompute_flops)}{share}")])
+        lines.append(f"{total}; recompute: {human_flops(self.recompute_flops)}{share}")
+        return "\n".join(filled(line, " " * 16) for line in lines)
 
     __repr__ = __str__
 

@@ -3,10 +3,13 @@
 import io
 import itertools
 
+import jax
+import jax.numpy as jnp
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+import jremat
 from jremat.terminal.tables import Table, columns, console, show
 from jremat.terminal.text import printable, wrapped
 
@@ -91,3 +94,24 @@ def test_printable_text_is_printable_and_nothing_is_lost_in_wrapping(text):
     for width in (5, 20):
         lines = wrapped(printable(text), width)
         assert "".join(lines) == printable(text) and max(map(cell_len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80, 250])
+def test_results_print_as_wide_as_the_terminal_and_lose_nothing(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def block(x, w):
+        with jax.named_scope("a_long_name_of_a_scope_that_stands_in_no_narrow_terminal"):
+            return jnp.sin(jremat.tag(x @ w, "a_tag_with_a_name_as_long_as_names_are_at_times"))
+
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    results = (
+        jremat.explain(block, shape, shape),
+        jremat.residuals(block, shape, shape),
+        jremat.predicted_memory(jax.grad(lambda x, w: block(x, w).sum()), shape, shape),
+    )
+    monkeypatch.setenv("COLUMNS", "1000")
+    whole = [str(result).split() for result in results]
+    monkeypatch.setenv("COLUMNS", str(width))
+    for result, words in zip(results, whole):
+        printed = str(result)
+        assert max(map(len, printed.splitlines())) <= width
+        assert "".join(printed.split()) == "".join(words)
