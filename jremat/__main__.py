@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from jremat.policy.shown import filled
 from jremat.terminal.command_line import exit_code, fail
 
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
+        print("\n".join(filled(line, " " * 10) for line in USAGE.splitlines()))
         return 0
     if argv[0] == "--version":
         print(_version())

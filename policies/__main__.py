@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from jremat.policy import LayerPlan, Policy
+from jremat.policy.shown import filled
 from jremat.terminal.command_line import fail, run
 from jremat.terminal.start_jax import start_jax
 from jremat.terminal.tables import Table, columns, console, show
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the zoo, or what one spec says; 2 for a spec that says nothing."""
     screen = console()
     if arguments in (["-h"], ["--help"]):
-        print(__doc__)
+        print(filled(__doc__))
         return 0
     if not arguments:
         for k, entry in enumerate(table()):  # each as soon as its block is traced

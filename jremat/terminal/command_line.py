@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import inspect
 import io
 import os
 import re
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from jremat.policy.shown import filled
 from jremat.terminal.text import printable
 
 T = TypeVar("T")
@@ -202,6 +204,7 @@ def parse(config: type[T], program: str, argv: Sequence[str] | None, default: T 
             return tyro.cli(
                 config,
                 prog=program,
+                description=_description(config),
                 args=argv,
                 default=tyro.MISSING_NONPROP if default is None else default,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
@@ -210,6 +213,13 @@ def parse(config: type[T], program: str, argv: Sequence[str] | None, default: T 
         if not stop.code:
             raise
         raise ValueError(one_line(box.getvalue(), _flags(config))) from None
+
+
+def _description(config: type) -> str:
+    """What a dataclass's docstring says before its arguments, as wide as the terminal: tyro breaks no line of it."""
+    text = inspect.cleandoc(config.__doc__ or "").partition("\nArgs:")[0].strip()
+    # tyro joins lines, but for those that begin with a space
+    return "\n\n".join(filled(" ".join(part.split()), "  ") for part in text.split("\n\n"))
 
 
 def fail(program: str, message: object, code: int = 2) -> int:

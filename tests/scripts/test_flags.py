@@ -1,6 +1,7 @@
 """Every script speaks of the same step where nothing is said, and says which in its --help."""
 
 import ast
+import contextlib
 import dataclasses
 import errno
 import inspect
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import jremat.__main__
 import jremat.command.explain as installed
+import policies.__main__
 from scripts import bench, compare_torch, estimate, explain, plan, train
 from scripts.benchmark.build import config_of
 from scripts.benchmark.config import Bench, cases
@@ -129,6 +132,15 @@ def test_no_default_is_an_empty_word(main, capsys):
         main(["--help"])
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert not re.search(r"\(default: (''|\"\"|None)?\s*\)", out)
+
+
+@pytest.mark.parametrize("main", [*(s.main for s in (bench, compare_torch, estimate, explain, plan, train)),
+                                  installed.main, jremat.__main__.main, policies.__main__.main])  # fmt: skip
+def test_help_is_no_wider_than_the_terminal(main, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 NO_USE = [
