@@ -301,3 +301,39 @@ class TestOnePlanForABlock:
         with pytest.raises(ValueError, match="first operation that differs is cos") as refused:
             jremat.checkpoint(other, policy)(variables, X, self.key)
         assert "test_stack_calls.py:" in str(refused.value) and "float32[4, 8]" in str(refused.value)
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(64)(jnp.sin(jnp.tanh(nn.Dense(256)(x))))
+
+
+def test_a_plan_of_the_whole_step_runs_as_module_function_and_stack(tmp_path):
+    """What ``jremat.plan`` chose for a Linen block with ``step=`` keeps as much however the block is called."""
+    x = jnp.ones((512, 64))
+    own = Plain().init(jax.random.key(0), x)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 12), own)
+    layer = lambda own, x: Plain().apply(own, x)
+
+    def step(policy):
+        run = jremat.stack(layer, policy, num_layers=12)
+        update = lambda w, x: jax.tree.map(jnp.subtract, w, jax.grad(lambda w: run(w, x).sum())(w))
+        return jax.jit(update, donate_argnums=0), (stacked, x)
+
+    plan = jremat.plan(layer, own, x, num_layers=12, hbm_bytes="14MiB", target="cpu", step=step, compiles=0)
+    plan.save(tmp_path / "plan.json")
+    policy = policies.load(tmp_path / "plan.json")
+    [value] = plan.kept
+    assert policy.values and plan.whole_step
+
+    as_module = lambda own, x: jremat.remat(Plain, policy)().apply(own, x)
+    as_function = jremat.remat(layer, policy)
+    for form in (as_module, as_function):
+        assert jremat.residuals(form, own, x).total_bytes == value.nbytes
+    run = jremat.stack(layer, policy, num_layers=12)
+    rows = jremat.residuals(run, stacked, x)
+    assert sum(row.bytes for row in rows.kept if row.primitive == "tanh") == 12 * value.nbytes
+    loss = lambda f: jax.value_and_grad(lambda own: f(own, x).sum())
+    for form, own_or_all in ((as_module, own), (as_function, own), (run, stacked)):
+        assert jremat.flops(loss(form), own_or_all).recompute == 0
