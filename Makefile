@@ -33,13 +33,18 @@ lint: $(VENV)/.ready-$(VERSION)
 setup: $(VENV)/.tests-$(VERSION)
 
 # All that runs, trains and plans, the compilers for GPUs that aren't here among it (no CUDA library); anew when the
-# requirements change. Without an NVIDIA driver JAX's CUDA plugin complains at every start; in this environment it
-# doesn't, with or without jremat: a copy of the file, so that a start of Python imports none of the checkout.
+# requirements change.
 $(VENV)/.ready-$(VERSION): pyproject.toml $(PINNED) jremat/quiet_cuda.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"jremat needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; name another: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(addprefix --constraint ,$(PINNED)) --editable '.[dev,deviceless]'
+	$(MAKE) --no-print-directory VENV=$(VENV) $(VENV)/.quiet
+	touch $@
+
+# Without an NVIDIA driver JAX's CUDA plugin complains at every start; in this environment it doesn't, with or without
+# jremat: a copy of the file, so that a start of Python imports none of the checkout.
+$(VENV)/.quiet: jremat/quiet_cuda.py
 	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	cp jremat/quiet_cuda.py "$$site/_jremat_quiet_cuda.py"; \
 	echo 'import _jremat_quiet_cuda' > "$$site/_jremat_quiet_cuda.pth"

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import ad_checkpoint, source_info_util
+from jax._src import ad_checkpoint, compilation_cache, source_info_util
 from jax._src import core as private_core
 from jax._src import effects as jax_effects
 from jax._src import tree_util as private_tree
@@ -443,3 +443,17 @@ def lift_linen(transform: Callable[..., Any], target: Any, **options: Any) -> An
 def is_initializing(scope: Any) -> bool:
     """Whether a Flax scope is that of ``init``."""
     return bool(scope.get_flag("initializing", False))
+
+
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Compiles inside run the compiler: what JAX reads from its persistent cache has no buffer assignment.
+
+    The flag of the cache is read once a process; what JAX asks of it at each compile is replaced in its place.
+    """
+    before = compilation_cache.is_cache_used
+    compilation_cache.is_cache_used = lambda backend: False
+    try:
+        yield
+    finally:
+        compilation_cache.is_cache_used = before

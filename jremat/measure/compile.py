@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jremat.graph.arguments import take_apart
+from jremat.jax_internals import no_compilation_cache
 from jremat.measure.targets import Target, TargetError, devices, pip_line
 
 
@@ -97,7 +98,7 @@ def compiled(
     Raises:
         CompileError: XLA refuses; the message is its first line, with the size where it ran out of memory.
     """
-    with _xla_remat(xla_remat):
+    with _xla_remat(xla_remat), no_compilation_cache():
         try:
             return lowered.compile(compiler_options=dict(compiler_options) or None)
         except Exception as error:  # XLA's own types differ by version

@@ -188,7 +188,7 @@ What is moved is the tag of what the module reads.
 TAIL = """
 
 Offloaded activations show in `host_bytes` where the program is compiled for a GPU or a TPU, which need not be there:
-`jremat.memory(step, *args, target="h200").host_bytes`. A CPU has one memory, and says so.
+`jremat.compiled_memory(step, *args, target="h200").host_bytes`. A CPU has one memory, and says so.
 """
 
 

@@ -1,7 +1,10 @@
 """What ``jremat.jax_internals`` assumes of JAX, an assumption a test: those that fail on a new version say what."""
 
+import ast
 import contextlib
 import functools
+import subprocess
+import sys
 
 import flax.linen as nn
 import jax
@@ -377,3 +380,19 @@ def test_the_figures_of_a_compiled_program():
     options = {"xla_remat": False, "compiler_options": {}, "num_buffers": 0, "tags": None}
     found, _ = measured(lower(jnp.sin, (X,), cpu), cpu, **options)
     assert (found.argument_bytes, found.output_bytes, found.host_bytes) == (64, 64, 0)
+
+
+def test_a_compile_that_leaves_the_persistent_cache_out(tmp_path):
+    """JAX asks ``compilation_cache.is_cache_used`` at each compile; a program from the cache has no buffers."""
+    program = f"""
+import jax, jax.numpy as jnp, jremat
+jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+x = jnp.ones((64, 64))
+f = lambda x: jnp.sort(jnp.sin(x) @ x) @ jnp.sort(x)
+jax.jit(f).lower(x).compile()
+print([len(jremat.memory(f, x, target="cpu").buffers) for _ in range(2)])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    counts = ast.literal_eval(done.stdout)
+    assert counts[0] == counts[1] > 0 and any(tmp_path.iterdir())

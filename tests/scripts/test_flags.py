@@ -212,7 +212,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work(flags, tmp_path,
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))
 
     monkeypatch.setattr("scripts.flags.probe", refused)  # root may write anywhere
-    monkeypatch.setattr("scripts.plan._run", lambda flags: pytest.fail("the work began"))
+    monkeypatch.setattr("scripts.plan.start_jax", lambda: pytest.fail("the work began"))
     assert plan.main(flags.format(tmp_path).split()) == 2
     name = flags.split()[0].removeprefix("--")
     assert capsys.readouterr().err == f"plan: error: {name}: cannot write in {tmp_path}: Permission denied\n"

@@ -191,8 +191,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(reference: Path, tmp_
 def test_a_truncated_newest_snapshot_is_passed_over(reference: Path, tmp_path: Path, small, train) -> None:
     out = tmp_path / "run"
     interrupted(reference, out, 4)
-    largest = max((out / "snapshots" / "step_00000004").rglob("*"), key=lambda p: p.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[:-1])
+    for file in (out / "snapshots" / "step_00000004").rglob("d/*"):  # some hold nothing that is read back
+        file.write_bytes(file.read_bytes()[:-1])
     code, _, err = train(*small, "--out", out, "--resume")
     assert code == 0
     assert re.fullmatch(r"train: warning: \S+/step_00000004 is not whole \(.+\); passed over\n", err)

@@ -65,7 +65,7 @@ def value_and_gradients(run: Any, num_layers: int = L) -> Any:
     return jax.jit(jax.value_and_grad(loss(run, p["key"]), argnums=(0, 1, 2)))(real, X, SCALE)
 
 
-ROUNDING = 3e-6
+ROUNDING = 1e-5
 """The largest error of float32, where sums run in another order."""
 
 
