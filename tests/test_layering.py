@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"jremat.policy", "jremat.estimate", "jremat.transform"},
 }
 ALLOWED["jremat.command"] = {"jremat", *ALLOWED["jremat"], "jremat.terminal", "policies"}
-ALLOWED["jremat.__main__"] = {"jremat.command", "jremat.terminal"}
+ALLOWED["jremat.__main__"] = {"jremat.command", "jremat.terminal", "jremat.policy"}
 ALLOWED["scripts"] = {*ALLOWED, "models", "policies"}
 ALLOWED["benchmarks"] = {*ALLOWED, "scripts"}
 INTERNALS = "jremat/jax_internals.py"
