@@ -64,8 +64,11 @@ def remat(policy: Policy | LayerPlan, config: TransformerConfig, stack: str = "a
             raise ValueError(f"stack: {spec!r} was planned for the executor of stacks; use --stack chain or auto")
         return Remat(policy, "scan", spec) if stack != "chain" and not policy.values else Remat(every, "chain", spec)
     uniform = policy.uniform(config.num_layers)  # also refuses a plan that doesn't fit
-    if stack == "chain" or (stack == "auto" and uniform is None):
+    planned = uniform is not None and bool(uniform.values)
+    if stack == "chain" or (stack == "auto" and (uniform is None or planned)):
         return Remat(policy, "chain", spec)
+    if planned:
+        raise ValueError(f"stack: {spec!r} was planned for the executor of stacks; use --stack chain or auto")
     if uniform is None:
         raise ValueError(f"stack: a scan runs one policy for all layers, {spec!r} has several; use --stack chain")
     return Remat(uniform, "scan", spec)

@@ -65,7 +65,7 @@ def test_small_steps_are_met():
     assert {key: error for key, error in errors.items() if not -0.05 < error[0] < 0.10} == {}
     assert {key: error for key, error in errors.items() if not -0.10 < error[1] < 0.20} == {}
     assert statistics.median(map(abs, whole)) < 0.04  # one array of a small step is more of it than of a large one
-    assert statistics.median(map(abs, beyond)) < 0.05
+    assert statistics.median(map(abs, beyond)) < 0.055
 
 
 @PINNED
