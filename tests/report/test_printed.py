@@ -81,7 +81,8 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_result_prints_what_it_found(name):
+def test_a_result_prints_what_it_found(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     make, words = RESULTS[name]
     found = make()
     shown = str(found)
