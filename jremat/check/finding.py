@@ -22,8 +22,8 @@ class Finding:
         cost_bytes: of memory, in one call: kept for nothing, or moved for nothing.
         cost_flops: recomputed for nothing, in one call: of matmuls, or of everything where no matmul is in it.
 
-    >>> print(Finding("double-remat", "two remats around one block", "a.py:7 (block)", "drop one", 0, 4096))
-    a.py:7 (block): two remats around one block [double-remat]; costs 4,096 FLOPs; cure: drop one
+    >>> print(Finding("double-remat", "two remats", "a.py:7", "drop one", 0, 4096))
+    a.py:7: two remats [double-remat]; costs 4,096 FLOPs; cure: drop one
     """
 
     rule: str
