@@ -5,10 +5,11 @@ the backward pass grows; the backward pass of a segment needs that, what the seg
 cotangents. For a limit on that sum the fastest row of segments is a shortest path whose state is the bytes held.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Segment:
         own_bytes: that its backward pass needs beside what earlier segments hold.
         seconds: of recompute.
         flops: of recomputed matmuls.
+        inside: the loops and branches in it whose bodies are planned.
     """
 
     start: int
@@ -42,6 +44,7 @@ class Segment:
     own_bytes: int
     seconds: float
     flops: int = 0
+    inside: "tuple[Inside, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,34 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """A loop or a branch, its bodies run as rows of segments.
+
+    Args:
+        equation: its place.
+        rows: of each body.
+        group: iterations that are replayed together from the carry before them; 1: each by itself.
+        held_bytes: that all iterations keep for the backward pass.
+        own_bytes: that the backward pass of one iteration needs beside.
+        seconds: of recompute, in all iterations.
+        flops: of recomputed matmuls.
+    """
+
+    equation: int
+    rows: tuple[Row, ...]
+    group: int
+    held_bytes: int
+    own_bytes: int
+    seconds: float
+    flops: int
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether nothing in it is rematted."""
+        return self.group == 1 and all(s.kept is None and not s.inside for row in self.rows for s in row.segments)
+
+
+@dataclass(frozen=True)
 class _Point:
     """A choice for the nodes of a segment: places of what is kept, its bytes, and what is run again."""
 
@@ -82,9 +113,21 @@ class _Point:
 
 
 class Choices:
-    """Every segment that a row can be made of, each solved once with all that equal it."""
+    """Every segment that a row can be made of, each solved once with all that equal it.
 
-    def __init__(self, reading: Reading, most_cuts: int = _MOST_CUTS):
+    Args:
+        reading: of the function, or of a loop's body.
+        inside: what can be chosen for the bodies of a loop or branch, by its place, as it is first.
+        in_loop: whether it is a body, which waits for its backward pass: its last segment can be rematted too.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        most_cuts: int = _MOST_CUTS,
+        inside: Mapping[int, Sequence[Inside]] = MappingProxyType({}),
+        in_loop: bool = False,
+    ):
         jaxpr = reading.program.jaxpr
         count = len(jaxpr.eqns)
         stored = np.zeros(count + 1, np.int64)
@@ -94,7 +137,9 @@ class Choices:
         self.lives: Lives = lives(jaxpr)
         self.cotangents = np.concatenate([[0], self.lives.cotangents(count)])  # before each equation
         places = narrow_points(self.lives.crossing(count), self.stored[1:].astype(float), most_cuts)
-        self.bounds = [0, *places, count]
+        around = {k + after for k in inside for after in (0, 1)}
+        self.inside, self.in_loop = inside, in_loop
+        self.bounds = sorted({0, *places, *around, count})
         marked = {node.mark: place for place, node in enumerate(reading.nodes) if node.mark}
         self.node_of = {  # value id -> the node that it is kept as
             c.value.id: marked[own] for m, c in reading.places.items() if (own := reading.aliases.get(m, m)) in marked
@@ -125,17 +170,37 @@ class Choices:
         outs, leaving = self._leaving(start, end)
         held = int(self.stored[end] - self.stored[start]) + max(0, outs - self._stored_among(leaving))
         scratch = self.reading.scratch
-        alone = held + int(self.cotangents[end] + scratch[self.bounds[high - 1] : end].max(initial=0))
+        loops = [self.inside[k] for k in self.inside if start <= k < end]
+        within = max((choices[0].own_bytes for choices in loops), default=0)
+        alone = held + within + int(self.cotangents[end] + scratch[self.bounds[high - 1] : end].max(initial=0))
         found = [Segment(start, end, None, held, alone, 0.0)]
+        only = loops[0] if end == start + 1 and loops else ()
+        for choice in only[1:]:
+            keeps = outs + choice.held_bytes
+            own = keeps + choice.own_bytes + int(self.cotangents[end] + scratch[start])
+            found.append(Segment(start, end, None, keeps, own, choice.seconds, choice.flops, (choice,)))
         length = high - low
-        if high < len(self.bounds) - 1 and (length <= 6 or (length <= _LONGEST and not length % 2)):
+        last = high == len(self.bounds) - 1 and not self.in_loop
+        if not last and (length <= 6 or (length <= _LONGEST and not length % 2)) and not self._decides(start, end):
             need = held + int(self.cotangents[end] + scratch[start:end].max(initial=0))
             first = self.starts[low]
+            every: list[tuple[Inside, ...]] = [(choice,) for choice in only]
+            every = every or [tuple(c[0] for c in loops), tuple(_leanest(c) for c in loops)]
             for point in self._points(first, self.starts[high], leaving):
                 names = frozenset(str(self.nodes[first + k].mark) for k in point.kept)
-                own, keeps = max(need, point.nbytes + outs), point.nbytes + outs
-                found.append(Segment(start, end, names, keeps, own, point.seconds, point.flops))
+                keeps = point.nbytes + outs
+                for chosen in dict.fromkeys(every):
+                    less = sum(self.inside[c.equation][0].held_bytes - c.held_bytes for c in chosen)
+                    own = max(need - less + max((c.own_bytes for c in chosen), default=0), keeps)
+                    seconds = point.seconds + sum(c.seconds for c in chosen)
+                    flops = point.flops + sum(c.flops for c in chosen)
+                    planned = tuple(c for c in chosen if not c.as_it_is)
+                    found.append(Segment(start, end, names, keeps, own, seconds, flops, planned))
         return tuple(found)
+
+    def _decides(self, start: int, end: int) -> bool:
+        """Whether a choice by value is made inside of a loop or a kernel among these equations."""
+        return bool(self.reading.decides[start:end].any())
 
     def _stored_among(self, nodes: set[int]) -> int:
         """Bytes of the values that leave a segment which XLA stores anyway."""
@@ -166,8 +231,17 @@ class Choices:
             self.solved[key] = _frontier(part, self.flops[own], self.prices)
         return self.solved[key]
 
+    @property
+    def as_it_is(self) -> Row:
+        """Everything left alone."""
+        return Row(self.between[0, len(self.bounds) - 1][:1] if len(self.bounds) > 1 else ())
+
     def row(self, limit_bytes: float) -> Row | None:
         """The fastest row of segments whose modelled peak is at most so much; None where there is none."""
+        return next(iter(self.frontier(limit_bytes)), None)
+
+    def frontier(self, limit_bytes: float = np.inf) -> Iterator[Row]:
+        """The rows whose modelled peak is at most so much, fastest first: each next one holds less when all is done."""
         held, spent = [np.zeros(1, np.int64)], [np.zeros(1)]
         back: list[list[tuple[int, int, Segment]]] = [[]]
         for high in range(1, len(self.bounds)):
@@ -185,14 +259,13 @@ class Choices:
             held.append(nbytes[best])
             spent.append(seconds[best])
             back.append([(columns[column[k]][0], int(state[k]), columns[column[k]][1]) for k in best])
-        if not len(held[-1]):
-            return None
-        segments: list[Segment] = []
-        at, place = len(self.bounds) - 1, int(np.argmin(spent[-1]))
-        while at:
-            at, place, segment = back[at][place]
-            segments.append(segment)
-        return Row(_joined(segments[::-1]))
+        for state in np.argsort(spent[-1], kind="stable"):
+            segments: list[Segment] = []
+            at, place = len(self.bounds) - 1, int(state)
+            while at:
+                at, place, segment = back[at][place]
+                segments.append(segment)
+            yield Row(_joined(segments[::-1]))
 
     def least(self) -> Row:
         """The row of least modelled peak."""
@@ -205,6 +278,11 @@ class Choices:
             low, high = (middle, high) if found is None else (low, min(middle, found.peak_bytes))
             best = found or best
         return best
+
+
+def _leanest(choices: Sequence[Inside]) -> Inside:
+    """The choice that needs least where its loop is run again."""
+    return min(choices, key=lambda choice: (choice.held_bytes + choice.own_bytes, choice.seconds))
 
 
 def _best(nbytes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -227,7 +305,15 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         if found and found[-1].kept is None and segment.kept is None:
             last = found.pop()
             own = max(last.own_bytes, last.held_bytes + segment.own_bytes)
-            segment = replace(segment, start=last.start, held_bytes=last.held_bytes + segment.held_bytes, own_bytes=own)
+            segment = replace(
+                segment,
+                start=last.start,
+                held_bytes=last.held_bytes + segment.held_bytes,
+                own_bytes=own,
+                seconds=last.seconds + segment.seconds,
+                flops=last.flops + segment.flops,
+                inside=(*last.inside, *segment.inside),
+            )
         found.append(segment)
     return tuple(found)
 

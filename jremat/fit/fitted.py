@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jremat.fit.plan import FitPlan
-from jremat.fit.run import Part, run_parts, shifted
+from jremat.fit.plan import FitPlan, PlannedInside, PlannedSegment
+from jremat.fit.run import InsideParts, Part, bodies_of, run_parts, shifted
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.trace import Program, graph_of
 from jremat.jax_internals import compiled
@@ -86,16 +86,32 @@ def parts_of(program: Program, plan: FitPlan) -> list[Part]:
         op = graph.first_difference(plan.fingerprint)
         where = f": it differs first at {op.primitive}, {op.source or 'no line'}" if op else ""
         raise ValueError(f"plan: expected a plan of this program, got one of another{where}")
-    known = {c.value.id: c for c in markable(graph, False).values()}
+    return parts_of_segments(program, plan.segments)
+
+
+def parts_of_segments(program: Program, segments: Sequence[PlannedSegment]) -> list[Part]:
+    """Planned segments of a program as they are run.
+
+    Raises:
+        ValueError: a segment keeps what the program hasn't.
+    """
+    known = {c.value.id: c for c in markable(graph_of(program, SELECTABLE), False).values()}
     parts = []
-    for segment in plan.segments:
+    for segment in segments:
+        inside = tuple(_inside_parts(program, own) for own in segment.inside)
         if segment.kept is None:
-            parts.append(Part(segment.start, segment.end, None))
+            parts.append(Part(segment.start, segment.end, None, inside=inside))
             continue
         unknown = [value for value in segment.kept if value not in known]
         if unknown:
             raise ValueError(f"plan: expected values of this program, got {', '.join(unknown)}")
         kept = [known[value] for value in segment.kept]
         marks = tuple((shifted(c.value.id, segment.start), c.mark) for c in kept if not c.inside)
-        parts.append(Part(segment.start, segment.end, marks, frozenset(c.mark for c in kept)))
+        parts.append(Part(segment.start, segment.end, marks, frozenset(c.mark for c in kept), inside))
     return parts
+
+
+def _inside_parts(program: Program, planned: PlannedInside) -> InsideParts:
+    bodies = bodies_of(program.jaxpr.eqns[planned.equation])
+    parts = (tuple(parts_of_segments(*pair)) for pair in zip(bodies, planned.bodies, strict=True))
+    return InsideParts(planned.equation, tuple(zip(bodies, parts)), planned.group)

@@ -1,10 +1,12 @@
 """A plan for any program, as data: its segments, what each keeps, and what they come to."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jremat.jax_internals import SCAN
 from jremat.policy.files import read_json, write_whole
 from jremat.policy.messages import shown
 from jremat.policy.shown import aligned, human, human_flops, human_seconds
@@ -24,6 +26,7 @@ class PlannedSegment:
         flops: of recomputed matmuls.
         source: the user's lines that it begins and ends with.
         largest: names and bytes of the largest values kept.
+        inside: the loops and branches in it whose bodies are planned.
     """
 
     start: int
@@ -34,6 +37,40 @@ class PlannedSegment:
     flops: int = 0
     source: str = ""
     largest: str = ""
+    inside: "tuple[PlannedInside, ...]" = ()
+
+    @property
+    def rematted(self) -> bool:
+        """Whether anything in it is."""
+        return self.kept is not None or any(own.rematted for own in self.inside)
+
+
+@dataclass(frozen=True)
+class PlannedInside:
+    """A loop or a branch, its bodies planned.
+
+    Args:
+        equation: its place.
+        primitive: JAX's name of it.
+        length: how often its body runs.
+        group: iterations that are replayed together from the carry before them; 1: each by itself.
+        bodies: the segments of each.
+        held_bytes: modelled, that all iterations keep for the backward pass.
+        source: the user's line.
+    """
+
+    equation: int
+    primitive: str
+    length: int
+    group: int
+    bodies: tuple[tuple[PlannedSegment, ...], ...]
+    held_bytes: int = 0
+    source: str = ""
+
+    @property
+    def rematted(self) -> bool:
+        """Whether anything in it is."""
+        return self.group > 1 or any(segment.rematted for body in self.bodies for segment in body)
 
 
 @dataclass(frozen=True)
@@ -113,7 +150,7 @@ class FitPlan:
     def __str__(self) -> str:
         peak = self.predicted_peak_bytes if self.peak_bytes is None else self.peak_bytes
         how = "predicted, not compiled" if self.peak_bytes is None else f"{self.target}, {self.compiles} compiled"
-        again = sum(segment.kept is not None for segment in self.segments)
+        again = sum(segment.rematted for segment in self.segments)
         extra = human_flops(self.recompute_flops)
         if self.objective == "seconds":
             extra = (
@@ -129,21 +166,31 @@ class FitPlan:
             ("segments", f"{len(self.segments)}, {again} of them under remat"),
         ]
         held, spent = sum(s.held_bytes for s in self.segments) or 1, self.seconds or 1.0
-        rows = [
-            (
-                f"{segment.end - segment.start}",
-                "as it is" if segment.kept is None else f"keeps {len(segment.kept)}" if segment.kept else "keeps none",
-                human(segment.held_bytes),
-                f"{segment.held_bytes / held:.0%}",
-                f"{segment.seconds / spent:.0%}",
-                "  ".join(filter(None, (segment.source, segment.largest))),
-            )
-            for segment in self.segments
-        ]
+        rows = [row for segment in self.segments for row in _lines(segment, held, spent)]
         table = aligned([("ops", "", "held", "", "recompute", "lines, largest kept"), *rows], right=(0, 2, 3, 4))
         return "\n".join([*(aligned([head]) for head in heads), table])
 
     __repr__ = __str__
+
+
+def _lines(segment: PlannedSegment, held: int, spent: float, depth: int = 0) -> Iterator[tuple[str, ...]]:
+    """Its line of the table, and those of the bodies inside of it, whose shares are the loop's."""
+    yield (
+        f"{segment.end - segment.start}",
+        "  " * depth
+        + ("as it is" if segment.kept is None else f"keeps {len(segment.kept)}" if segment.kept else "keeps none"),
+        human(segment.held_bytes),
+        f"{segment.held_bytes / held:.0%}" if not depth else "",
+        f"{segment.seconds / spent:.0%}" if not depth else "",
+        "  ".join(filter(None, (segment.source, segment.largest))),
+    )
+    for own in segment.inside:
+        times = f"{own.primitive} of {own.length}" if own.primitive == SCAN else own.primitive
+        groups = f", in groups of {own.group}" if own.group > 1 else ""
+        yield ("", "  " * depth + times + groups, human(own.held_bytes), "", "", own.source)
+        for body in own.bodies:
+            for inner in body:
+                yield from _lines(inner, held, spent, depth + 1)
 
 
 def _step(plan: FitPlan) -> str:
@@ -165,7 +212,7 @@ def load(path: str | Path) -> FitPlan:
         plan = FitPlan(**fields)
         return replace(
             plan,
-            segments=tuple(PlannedSegment(**_segment(segment)) for segment in fields["segments"]),
+            segments=tuple(map(_segment, fields["segments"])),
             frontier=tuple(Point(**point) for point in fields.get("frontier", ())),
             versions=tuple((str(name), str(version)) for name, version in fields.get("versions", ())),
         )
@@ -173,6 +220,11 @@ def load(path: str | Path) -> FitPlan:
         raise ValueError(f"plan: expected {path} to hold a plan of format {FORMAT!r}: {error}") from None
 
 
-def _segment(content: dict[str, Any]) -> dict[str, Any]:
-    kept = content["kept"]
-    return content | {"kept": None if kept is None else tuple(map(str, kept))}
+def _segment(content: dict[str, Any]) -> PlannedSegment:
+    kept, inside = content["kept"], content.get("inside", ())
+    read = {"kept": None if kept is None else tuple(map(str, kept)), "inside": tuple(map(_inside, inside))}
+    return PlannedSegment(**(content | read))
+
+
+def _inside(content: dict[str, Any]) -> PlannedInside:
+    return PlannedInside(**(content | {"bodies": tuple(tuple(map(_segment, body)) for body in content["bodies"])}))

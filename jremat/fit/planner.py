@@ -10,14 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jremat.fit.choose import Choices, Row
+from jremat.fit.choose import Choices, Inside, Row
 from jremat.fit.fitted import Fitted
-from jremat.fit.plan import FitPlan, PlannedSegment, Point, load
-from jremat.fit.read import Reading, entered, read
+from jremat.fit.inside import choices_inside
+from jremat.fit.plan import FitPlan, Point, load
+from jremat.fit.planned import planned_segments
+from jremat.fit.read import Reading, read
+from jremat.fit.run import entered
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.effects import rerunnable
 from jremat.graph.peak import traced_peak
-from jremat.graph.trace import Program, capture, graph_of
+from jremat.graph.trace import Program, capture
 from jremat.measure import Target, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
@@ -34,7 +37,6 @@ from jremat.plan.planner import cost_of, equipped
 from jremat.plan.roofline import Cost
 from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice
-from jremat.policy.ops import SELECTABLE
 from jremat.policy.shown import human, parse_bytes
 from jremat.policy.whole_number import whole_number
 
@@ -127,11 +129,12 @@ def fit(
         raise ValueError(f"step: expected the whole step, cut over the devices of target {kind.name!r}, got None")
     chosen = known_objective(objective, cost, kind)
     wanted = _Wanted(f, arguments, program, _active(arguments, argnums), _losses(program), step)
-    reading = read(program, wanted.active, wanted.losses, cost or cost_of(kind, chosen), checked_tags(keep))
-    choices = Choices(reading)
+    by_cost, tags = cost or cost_of(kind, chosen), checked_tags(keep)
+    reading = read(program, wanted.active, wanted.losses, by_cost, tags)
+    choices = Choices(reading, inside=choices_inside(reading, wanted.active, by_cost, tags))
     rows = {_key(row): row for row in _rows(choices)}
     line = [Choice(cast(Any, key), row.peak_bytes, 0, row.seconds, row.flops) for key, row in rows.items()]
-    made = cache(lambda key: Fitted(f, program, arguments, _planned(reading, choices, rows[key])))
+    made = cache(lambda key: Fitted(f, program, arguments, _planned(reading, rows[key])))
     traced = cache(lambda key: traced_peak(*wanted.step(made(key))).peak_bytes // kind.num_devices)
     confirm = cache(lambda key: memory(*wanted.step(made(key)), target=kind, num_buffers=0).peak_bytes)
     found_row = search(
@@ -253,34 +256,16 @@ def _rows(choices: Choices) -> list[Row]:
     return rows
 
 
-def _key(row: Row) -> tuple[tuple[int, int, frozenset[str] | None], ...]:
+def _key(row: Row) -> tuple[tuple[int, int, frozenset[str] | None, tuple[Inside, ...]], ...]:
     """What tells one row from another."""
-    return tuple((segment.start, segment.end, segment.kept) for segment in row.segments)
+    return tuple((segment.start, segment.end, segment.kept, segment.inside) for segment in row.segments)
 
 
-def _planned(reading: Reading, choices: Choices, row: Row) -> FitPlan:
+def _planned(reading: Reading, row: Row) -> FitPlan:
     """A row of segments as a plan."""
-    nodes = {node.mark: node for node in reading.nodes if node.mark}
-    ops = graph_of(reading.program, SELECTABLE).ops if row.segments else ()
-    segments = []
-    for segment in row.segments:
-        kept = sorted((nodes[mark] for mark in segment.kept or ()), key=lambda node: -node.nbytes)
-        largest = [f"{node.name or node.primitive} {human(node.nbytes)}" for node in kept[:2] if node.nbytes]
-        lines = dict.fromkeys(op.source for op in ops[segment.start : segment.end] if op.source)
-        ends = [*lines][:1] + [*lines][-1:] if len(lines) > 1 else [*lines]
-        segments.append(
-            PlannedSegment(
-                segment.start,
-                segment.end,
-                None if segment.kept is None else tuple(sorted(node.value for node in kept)),
-                segment.held_bytes,
-                segment.seconds,
-                segment.flops,
-                " … ".join(ends),
-                ", ".join(largest),
-            )
-        )
-    return FitPlan(reading.graph.signature, tuple(segments), base_seconds=reading.step_seconds)
+    return FitPlan(
+        reading.graph.signature, planned_segments(reading.program, row.segments), base_seconds=reading.step_seconds
+    )
 
 
 def _frontier(found: Found) -> tuple[Point, ...]:
@@ -289,7 +274,7 @@ def _frontier(found: Found) -> tuple[Point, ...]:
     for choice, peak in sorted((pair for line in found.lines for pair in line), key=lambda p: p[0].recompute_seconds):
         expected = found.expected_bytes(choice, peak)
         if not points or expected < points[-1].expected_peak_bytes:
-            segments = sum(kept is not None for *_, kept in cast(Any, choice.plan))
+            segments = sum(kept is not None or bool(inside) for *_, kept, inside in cast(Any, choice.plan))
             points.append(Point(expected, choice.recompute_seconds, choice.recompute_flops, segments))
     return tuple(points)
 

@@ -16,9 +16,10 @@ from jax.extend import core
 
 from jremat.graph import Graph
 from jremat.graph.evaluate import evaluate
+from jremat.graph.graph import Op
 from jremat.graph.rules import ALIASES, EXPENSIVE, FREE, FUSIBLE, LAYOUT, REDUCTIONS
 from jremat.graph.trace import MARK, Program, graph_of
-from jremat.jax_internals import bind, scopes, tagged_name
+from jremat.jax_internals import REMAT, bind, scopes, tagged_name
 from jremat.plan.plan_arguments import checked_costs
 from jremat.plan.problem import Node
 from jremat.plan.read_block import decisions_kept, markable, nodes_of, without_doubles
@@ -43,6 +44,7 @@ class Reading:
         aliases: mark -> the mark that its value is kept under, of values under several tags.
         forward_seconds, step_seconds: of the forward pass, and of forward and backward, as it is.
         scratch: of each equation, bytes that its backward pass writes, gradients of the arguments left out.
+        decides: of each equation, whether a choice by value is made inside of it, which no rerun may make twice.
     """
 
     program: Program
@@ -55,17 +57,17 @@ class Reading:
     forward_seconds: float
     step_seconds: float
     scratch: np.ndarray
+    decides: np.ndarray
 
 
-def entered(program: Program) -> Program:
-    """The same program, calls entered: one row of equations."""
-    closed = jax.make_jaxpr(lambda *given: evaluate(program.jaxpr, program.consts, given, {}))(
-        *(var.aval for var in program.jaxpr.invars)
-    )
-    return replace(program, jaxpr=closed.jaxpr, consts=tuple(closed.consts))
-
-
-def read(program: Program, active: Sequence[int], losses: Sequence[int], cost: Cost, keep: Collection[str]) -> Reading:
+def read(
+    program: Program,
+    active: Sequence[int],
+    losses: Sequence[int],
+    cost: Cost,
+    keep: Collection[str],
+    in_loop: bool = False,
+) -> Reading:
     """Read a function whose calls are entered.
 
     Args:
@@ -74,6 +76,8 @@ def read(program: Program, active: Sequence[int], losses: Sequence[int], cost: C
         losses: the places of the results that are differentiated.
         cost: of each operation.
         keep: tags of values that must not be made twice.
+        in_loop: whether it is a loop's body, of which all residuals are stacked: no kernel of the backward loop
+            recomputes what the forward loop has made.
     """
     graph = graph_of(program, SELECTABLE)
     places = markable(graph, False)
@@ -98,13 +102,20 @@ def read(program: Program, active: Sequence[int], losses: Sequence[int], cost: C
         graph,
         nodes,
         equation,
-        _stored(as_run, [node.needed for node in nodes]),
+        _stored(as_run, [node.needed for node in nodes], in_loop),
         places,
         dict(aliases),
         sum(checked_costs(cost(graph), len(graph.ops))),
         sum(costs) + sum(checked_costs(cost(after), len(after.ops))),
         scratch,
+        np.array([_decides(op) for op in graph.ops], bool),
     )
+
+
+def _decides(op: Op) -> bool:
+    """Whether a choice by value is made in a loop, a branch or a kernel; the user's own remat may make it twice."""
+    inside = (within for inner in op.inner for within, _ in inner.walk())
+    return op.primitive != REMAT and any(TOP_K.name in within.families for within in inside)
 
 
 def _halves(program: Program, active: Sequence[int], losses: Sequence[int], marks: dict[str, str]) -> tuple[Any, Any]:
@@ -183,12 +194,13 @@ def _read_from_memory(jaxpr: Any, count: int) -> list[int]:
     return sorted(found)
 
 
-def _stored(graph: Graph, needed: Sequence[bool]) -> np.ndarray:
+def _stored(graph: Graph, needed: Sequence[bool], in_loop: bool) -> np.ndarray:
     """Of each operation, the bytes that XLA holds of it for the backward pass.
 
     Args:
         graph: of the forward half; its outputs are what the backward pass reads from memory.
         needed: which operations have a residual among their results.
+        in_loop: whether all of them are stored.
     """
     in_memory = written(graph)
     readers: dict[str, int] = {}
@@ -204,7 +216,7 @@ def _stored(graph: Graph, needed: Sequence[bool]) -> np.ndarray:
             continue
         size = sum(graph.values[out].nbytes for out in mine)
         dear = op.primitive in EXPENSIVE and size > 1 << 20
-        made = not in_memory.isdisjoint(mine) or op.primitive not in FUSIBLE | LAYOUT or dear
+        made = in_loop or not in_memory.isdisjoint(mine) or op.primitive not in FUSIBLE | LAYOUT or dear
         if made and not _aliases(op.primitive):
             stored[place] = size
         else:

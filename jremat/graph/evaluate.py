@@ -1,7 +1,8 @@
 """Run a traced function again, with names put on chosen values."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax.ad_checkpoint import checkpoint_name
@@ -12,9 +13,17 @@ from jremat.graph.named import bind_named
 from jremat.graph.trace import REWRITABLE
 from jremat.jax_internals import bind, inner_jaxprs
 
+Run = Callable[[Any, Sequence[Any]], list[Any]]
+"""From an equation and its inputs to its outputs."""
+
 
 def evaluate(
-    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], marks: Mapping[str, str], prefix: str = ""
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    marks: Mapping[str, str],
+    prefix: str = "",
+    runs: Mapping[str, Run] = MappingProxyType({}),
 ) -> list:
     """Evaluate ``jaxpr``, naming the values of ``marks``.
 
@@ -23,6 +32,7 @@ def evaluate(
         consts, inputs: arrays or tracers.
         marks: value id in that graph -> name; ids inside scans and branches are named there.
         prefix: of the ids, inside another operation.
+        runs: operation id in that graph -> how it is run, where not as it stands.
 
     Returns:
         The outputs.
@@ -33,8 +43,9 @@ def evaluate(
     def named(eqn: Any, given: Sequence[Any], around: tuple[Any, ...]) -> list[Any]:
         key = f"{prefix}{next(count)}"
         names = [marks.get(key if k == 0 else f"{key}:{k}") for k in range(len(eqn.outvars))]
-        if inside := _marked_inside(eqn, key, marks):
-            outs = bind(eqn, given, **inside)
+        inside = _marked_inside(eqn, key, marks)
+        if inside or key in runs:
+            outs = runs[key](eqn, given) if key in runs else bind(eqn, given, **inside)
             return [checkpoint_name(out, name) if name else out for out, name in zip(outs, names)]
         return bind_named(eqn, given, names, active) if any(names) else bind(eqn, given)
 

@@ -6,8 +6,10 @@ import numpy as np
 
 from jremat.fit.choose import Choices, Row
 from jremat.fit.fitted import Fitted
+from jremat.fit.inside import choices_inside
 from jremat.fit.planner import _active, _losses, _planned
-from jremat.fit.read import Reading, entered, read
+from jremat.fit.read import Reading, read
+from jremat.fit.run import entered
 from jremat.graph.arguments import take_apart
 from jremat.graph.effects import rerunnable
 from jremat.graph.trace import capture
@@ -21,13 +23,14 @@ def choices_of(f, *args) -> tuple[Reading, Choices]:
     """A function as the planner reads it, and its choices."""
     arguments = take_apart(f, args, {})
     program = entered(rerunnable(capture(arguments)))
-    reading = read(program, _active(arguments, 0), _losses(program), COST, ())
-    return reading, Choices(reading)
+    active = _active(arguments, 0)
+    reading = read(program, active, _losses(program), COST, ())
+    return reading, Choices(reading, inside=choices_inside(reading, active, COST, ()))
 
 
 def fitted(f, args, reading: Reading, choices: Choices, row: Row) -> Fitted:
     """The function under one row of segments."""
-    return Fitted(f, reading.program, take_apart(f, args, {}), _planned(reading, choices, row))
+    return Fitted(f, reading.program, take_apart(f, args, {}), _planned(reading, row))
 
 
 def layers(ws, x):
