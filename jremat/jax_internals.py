@@ -44,6 +44,8 @@ CUSTOM_JVP, CUSTOM_VJP = "custom_jvp_call", "custom_vjp_call"
 """The primitives of functions with a derivative rule of their own."""
 PALLAS, SHARD_MAP = "pallas_call", "shard_map"
 """A kernel, and a program of one device among several."""
+VARYING = "pvary"
+"""The primitive that says that a value may differ from device to device; it does nothing."""
 SIZE = "dim_as_value"
 """The primitive that makes a number of a symbolic size."""
 REMAT_SCOPE = "rematted_computation"
@@ -355,6 +357,11 @@ def batched_type(aval: Any, axis: Any) -> Any:
 def on_host(aval: Any) -> bool:
     """Whether a value lies in the host's memory, where an offload puts it."""
     return "host" in str(getattr(aval, "memory_space", "")).lower()
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The axes of a ``shard_map``, which checks it, over which a value differs from device to device."""
+    return frozenset(getattr(getattr(aval, "manual_axis_type", None), "varying", None) or ())
 
 
 def user_frames(traceback: Any) -> list[tuple[str, int, str]]:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jremat.check.rewrite import inlined
 from jremat.check.sites import Site, bodies, graph_of_jaxpr, sites_of
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.differentiate import inexact_places, is_inexact, kept_by_pullback, of_places
 from jremat.graph.flops import FlopCount, Flops, flops
 from jremat.graph.graph import Graph
+from jremat.graph.inlined import inlined
 from jremat.graph.peak import Peak, traced_peak
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import capture

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jremat.fit.plan import FitPlan, PlannedInside, PlannedSegment
-from jremat.fit.run import InsideParts, Part, bodies_of, run_parts, shifted
+from jremat.fit.program import bodies_of, entered_program, moved_segments
+from jremat.fit.run import InsideParts, Part, run_parts, shifted
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.trace import Program, graph_of
-from jremat.jax_internals import compiled
+from jremat.jax_internals import compiled, varying_axes
 from jremat.plan.read_block import markable
 from jremat.policy.ops import SELECTABLE
 
@@ -28,12 +29,14 @@ class Fitted:
         program: it, traced, calls entered.
         arguments: what it was traced with.
         plan: which segments are rematted, and what each keeps; prints as a table.
+        override: whether the function's own remats are taken away.
     """
 
     f: Callable[..., Any]
     program: Program
     arguments: Arguments
     plan: FitPlan
+    override: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__name__", getattr(self.f, "__name__", type(self.f).__name__))
@@ -45,10 +48,22 @@ class Fitted:
         """What ``f`` returns for these arguments, of the shapes that the plan was made for."""
         given = take_apart(self.f, args, kwargs)
         self._check(given)
-        return jax.tree.unflatten(self.program.out_tree, self._run(*given.arrays))
+        axes = tuple(varying_axes(jax.typeof(array)) for array in given.arrays)
+        if not any(axes):
+            return jax.tree.unflatten(self.program.out_tree, self._run(*given.arrays))
+        if axes not in self._within:  # the types of all its values differ, so that it is another program
+            program = entered_program(given, self.override)
+            parts = parts_of_segments(program, moved_segments(self.plan.segments, self.program, program))
+            self._within[axes] = run_parts(program, parts)
+        return jax.tree.unflatten(self.program.out_tree, self._within[axes](*given.arrays))
 
     def __repr__(self) -> str:
         return f"<{self.__name__} under a plan of {len(self.plan.segments)} segments>"  # type: ignore[attr-defined]
+
+    @cached_property
+    def _within(self) -> dict[Any, Callable[..., list[Any]]]:
+        """How it is run inside of a ``shard_map``, by the axes over which its arguments vary."""
+        return {}
 
     @cached_property
     def _run(self) -> Callable[..., list[Any]]:

@@ -16,8 +16,9 @@ from jax.extend import core
 from jremat.fit.choose import Choices, Inside, Row
 from jremat.fit.fitted import parts_of_segments
 from jremat.fit.planned import planned_segments
+from jremat.fit.program import bodies_of
 from jremat.fit.read import Reading, read
-from jremat.fit.run import InsideParts, bodies_of, run_inside
+from jremat.fit.run import InsideParts, run_inside
 from jremat.graph.differentiate import inexact_places, is_inexact, of_places
 from jremat.graph.rules import ALIASES
 from jremat.graph.trace import aval_bytes, graph_of

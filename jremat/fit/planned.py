@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jremat.fit.choose import Inside, Segment
 from jremat.fit.plan import PlannedInside, PlannedSegment
-from jremat.fit.run import bodies_of
+from jremat.fit.program import bodies_of
 from jremat.graph.trace import Program, graph_of
 from jremat.plan.read_block import markable
 from jremat.policy.ops import SELECTABLE

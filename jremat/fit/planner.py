@@ -15,12 +15,11 @@ from jremat.fit.fitted import Fitted
 from jremat.fit.inside import choices_inside
 from jremat.fit.plan import FitPlan, Point, load
 from jremat.fit.planned import planned_segments
+from jremat.fit.program import entered_program
 from jremat.fit.read import Reading, read
-from jremat.fit.run import entered
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.effects import rerunnable
 from jremat.graph.peak import traced_peak
-from jremat.graph.trace import Program, capture
+from jremat.graph.trace import Program
 from jremat.measure import Target, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
@@ -68,6 +67,7 @@ def fit(
     margin: float = 0.05,
     compiles: int = 2,
     plan: FitPlan | str | Path | None = None,
+    override: bool = False,
     **kwargs: Any,
 ) -> Fitted:
     """``f`` with a backward pass that fits the memory: same signature, same values, nothing else to change.
@@ -93,6 +93,8 @@ def fit(
         compiles: to spend on a plan that fits; more are spent where none does yet, or much memory is left over. 0: the
             prediction is the answer.
         plan: one that ``.plan.save`` wrote, or its path: applied as it is, nothing is searched or compiled.
+        override: take away the function's own ``jax.checkpoint`` (``nn.remat``) and plan what is inside; else each of
+            them is one operation that reruns as it says.
 
     Returns:
         The function; ``.plan`` prints its segments, ``.plan.save(path)`` writes them.
@@ -114,10 +116,10 @@ def fit(
     Source: Chen et al. 2016, arXiv 1604.06174, for segments; Jain et al. 2020, arXiv 1910.02653, for the choice.
     """
     arguments = take_apart(f, args, kwargs)
-    program = entered(rerunnable(capture(arguments)))
+    program = entered_program(arguments, override)
     if plan is not None:
         found = load(plan) if isinstance(plan, str | Path) else plan
-        fitted = Fitted(f, program, arguments, found)
+        fitted = Fitted(f, program, arguments, found, override)
         _ = fitted._run  # raises where it is another program's
         return fitted
     kind = equipped(find_target(target))
@@ -134,7 +136,7 @@ def fit(
     choices = Choices(reading, inside=choices_inside(reading, wanted.active, by_cost, tags))
     rows = {_key(row): row for row in _rows(choices)}
     line = [Choice(cast(Any, key), row.peak_bytes, 0, row.seconds, row.flops) for key, row in rows.items()]
-    made = cache(lambda key: Fitted(f, program, arguments, _planned(reading, rows[key])))
+    made = cache(lambda key: Fitted(f, program, arguments, _planned(reading, rows[key]), override))
     traced = cache(lambda key: traced_peak(*wanted.step(made(key))).peak_bytes // kind.num_devices)
     confirm = cache(lambda key: memory(*wanted.step(made(key)), target=kind, num_buffers=0).peak_bytes)
     found_row = search(
@@ -154,7 +156,7 @@ def fit(
         compiles=found_row.compiles,
         frontier=_frontier(found_row),
     )
-    fitted = Fitted(f, program, arguments, whole)
+    fitted = Fitted(f, program, arguments, whole, override)
     if not found_row.fits:
         raise DoesNotFit(_why_not(whole), fitted)
     return fitted

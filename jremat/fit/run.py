@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jremat.graph.evaluate import evaluate
-from jremat.graph.interpret import consts_of, retraced, with_jaxprs
+from jremat.graph.interpret import retraced, with_jaxprs
 from jremat.graph.trace import Program
-from jremat.jax_internals import SCAN, bind, inner_jaxprs, loop_parts, opened, weakly_cached
+from jremat.jax_internals import SCAN, bind, loop_parts
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,6 @@ class InsideParts:
     equation: int
     bodies: tuple[tuple[Program, tuple[Part, ...]], ...]
     group: int = 1
-
-
-def entered(program: Program) -> Program:
-    """The same program, calls entered: one row of equations."""
-    closed = jax.make_jaxpr(lambda *given: evaluate(program.jaxpr, program.consts, given, {}))(
-        *(var.aval for var in program.jaxpr.invars)
-    )
-    return replace(program, jaxpr=closed.jaxpr, consts=tuple(closed.consts))
-
-
-def bodies_of(eqn: Any) -> tuple[Program, ...]:
-    """The bodies of a loop or the branches of a ``cond``, calls entered."""
-    return tuple(_entered_body(jaxpr) for jaxpr, _ in inner_jaxprs(eqn))
-
-
-@weakly_cached
-def _entered_body(jaxpr: Any) -> Program:
-    return entered(Program(opened(jaxpr), tuple(consts_of(jaxpr)), None, ()))
 
 
 def run_parts(program: Program, parts: Sequence[Part], prevent_cse: bool = True) -> Callable[..., list[Any]]:

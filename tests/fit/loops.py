@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -141,3 +142,83 @@ PROGRAMS = {
     "shared": (shared, ({"shared": _normal(0, 32, 32), "own": _normal(1, 7, 32, 32)}, _normal(2, 4, 16, 32))),
     "whiles": (whiles, (_normal(0, 8, 32, 32), _normal(1, 64, 32))),
 }
+
+
+def random_program(seed):
+    """A function of (weights, x, tokens, key) drawn at random: loops, branches, remats, skips, integers and keys."""
+    rng = np.random.default_rng(seed)
+    draw = lambda low, high: int(rng.integers(low, high))
+    steps = [(draw(0, len(_STEPS)), draw(0, 3), draw(1, 7)) for _ in range(draw(2, 5))]
+
+    def f(ws, x, tokens, key):
+        values = [x + ws[0][tokens % 8]]
+        for k, (kind, back, length) in enumerate(steps):
+            skip, w = values[-1 - back % len(values)], ws[1 + k % 3]
+            values.append(_STEPS[kind](values[-1], skip, w, length, jax.random.fold_in(key, k)))
+        return sum(jnp.mean(v * v) for v in values[-2:])
+
+    args = (
+        [_normal(seed + k, 8, 8) for k in range(4)],
+        _normal(seed + 5, 4, 8),
+        jnp.arange(4) + seed,
+        jax.random.key(seed),
+    )
+    return f, args
+
+
+def _stacked(w, length):
+    return w * jnp.linspace(0.5, 1.5, length)[:, None, None]
+
+
+def _steps_in_loop(x, skip, w, length, key):
+    keys = jax.random.split(key, length)
+
+    def body(carry, given):
+        x, count = carry
+        own, key, k = given
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        x = jnp.tanh(x @ own) + jnp.where(kept, jax.nn.gelu(skip @ w), 0.0)
+        return (x, count + k), (x.sum(), k * 2)
+
+    (x, count), (sums, _) = lax.scan(body, (x, 0), (_stacked(w, length), keys, jnp.arange(length)))
+    return x + sums.mean() + count
+
+
+def _branch_in_loop(x, skip, w, length, key):
+    of = (lambda x, w: jnp.sin(x @ w), lambda x, w: x, lambda x, w: jax.nn.softmax(x @ w) * skip)
+    body = lambda x, given: (x + lax.switch(given[1] % 3, of, x, given[0]), x[:, 0])
+    x, ys = lax.scan(body, x, (_stacked(w, length), jnp.arange(length)), reverse=bool(length % 2))
+    return x + ys.sum()
+
+
+def _loop_in_loop(x, skip, w, length, key):
+    inner = lambda x, own: (jnp.tanh(x @ own) + skip, None)
+    outer = lambda x, own: (lax.scan(inner, jnp.sin(x), own)[0], x @ w)
+    x, ys = lax.scan(outer, x, jnp.stack([_stacked(w, length)] * 3), unroll=2)
+    return x + ys.mean(0)
+
+
+def _choice_in_loop(x, skip, w, length, key):
+    def body(x, own):
+        top, which = lax.top_k(x @ own, 2)
+        return jnp.tanh(x @ own) + top.sum(-1, keepdims=True) + jnp.take_along_axis(skip, which, -1).mean(), None
+
+    return lax.scan(body, x, _stacked(w, length))[0]
+
+
+def _remat_in_loop(x, skip, w, length, key):
+    body = jax.checkpoint(lambda x, own: (jax.nn.gelu(x @ own) @ w + skip, None), prevent_cse=False)
+    return jnp.sin(lax.scan(body, x, _stacked(w, length))[0])
+
+
+_STEPS = (
+    _steps_in_loop,
+    _branch_in_loop,
+    _loop_in_loop,
+    _choice_in_loop,
+    _remat_in_loop,
+    lambda x, skip, w, length, key: lax.cond(
+        x.sum() > 0, lambda x: jnp.tanh(jnp.sin(x @ w) @ w.T), lambda x: x * skip, x
+    ),
+    lambda x, skip, w, length, key: jax.jit(lambda x: jax.nn.relu(x @ w) + skip)(x),
+)

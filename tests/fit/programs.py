@@ -8,11 +8,9 @@ from jremat.fit.choose import Choices, Row
 from jremat.fit.fitted import Fitted
 from jremat.fit.inside import choices_inside
 from jremat.fit.planner import _active, _losses, _planned
+from jremat.fit.program import entered_program
 from jremat.fit.read import Reading, read
-from jremat.fit.run import entered
 from jremat.graph.arguments import take_apart
-from jremat.graph.effects import rerunnable
-from jremat.graph.trace import capture
 from jremat.measure import target
 from jremat.plan.roofline import Roofline
 
@@ -22,7 +20,7 @@ COST = Roofline(target("h200").chip)
 def choices_of(f, *args) -> tuple[Reading, Choices]:
     """A function as the planner reads it, and its choices."""
     arguments = take_apart(f, args, {})
-    program = entered(rerunnable(capture(arguments)))
+    program = entered_program(arguments)
     active = _active(arguments, 0)
     reading = read(program, active, _losses(program), COST, ())
     return reading, Choices(reading, inside=choices_inside(reading, active, COST, ()))

@@ -1,13 +1,19 @@
 """Loops and branches planned in place: equal gradients, and bytes and matmuls as JAX has them."""
 
+import os
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jremat
 from jremat.fit.choose import Inside
-from tests.fit.loops import PROGRAMS
+from tests.fit.loops import PROGRAMS, random_program
 from tests.fit.programs import choices_of, fitted
+
+RANDOM = int(os.environ.get("JREMAT_RANDOM_PROGRAMS", 16)) // 4
+"""Drawn at random; each takes ten seconds of a core."""
 
 
 def planned(row) -> list[Inside]:
@@ -48,3 +54,21 @@ def test_a_choice_by_value_is_made_once_in_a_loop():
     own = fitted(f, args, reading, choices, choices.least())
     count = lambda g: str(jax.make_jaxpr(jax.grad(g))(*args)).count("top_k[")
     assert planned(choices.least()) and count(own) == count(f) == 1
+
+
+@pytest.mark.parametrize("first", range(0, RANDOM, 2))
+def test_random_loops_keep_their_values_and_gradients(first):
+    pairs, every = [], []
+    for seed in range(first, first + 2):
+        f, args = random_program(seed)
+        reading, choices = choices_of(f, *args)
+        least, most = choices.least(), choices.row(np.inf)
+        middle = choices.row((least.peak_bytes + most.peak_bytes) / 2)
+        assert most.seconds == 0 and least.seconds >= middle.seconds
+        pairs.append((f, fitted(f, args, reading, choices, (least, middle)[seed % 2])))
+        every.append(args)
+    both = jax.jit(lambda every: [[jax.value_and_grad(g)(*args) for g in some] for some, args in zip(pairs, every)])
+    for plain, *others in both(every):
+        for ours in others:
+            for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6 * float(jnp.abs(a).max() + 1))

@@ -1,6 +1,6 @@
 """A traced program with some of its remats, or other wrappings, taken away."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from jremat.graph.interpret import interpret, retraced, with_jaxprs
@@ -23,6 +23,16 @@ def inlined(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], drop: Coll
         lambda eqn, given, _: bind(eqn, given, **_changed(eqn, drop)),
         lambda eqn: is_call(eqn) or id(eqn) in drop,
     )
+
+
+def remats(jaxpr: Any) -> Iterator[int]:
+    """The ids of the equations of JAX's remat in a jaxpr and in its loops, branches and remats."""
+    for eqn in opened(jaxpr).eqns:
+        if is_remat(eqn):
+            yield id(eqn)
+        if is_call(eqn) or is_remat(eqn) or eqn.primitive.name in REWRITABLE:
+            for inner, _ in inner_jaxprs(eqn):
+                yield from remats(inner)
 
 
 def _changed(eqn: Any, drop: Collection[int]) -> dict[str, Any]:
