@@ -341,6 +341,10 @@ MODELS: dict[str, tuple[str, int, Callable[[Remat], Program]]] = {
         12,
         lambda r: of_tokens(Language(r, window=256), 4, 1024),
     ),
-    "mixtral": ("Mixtral-like, 8 layers of 512, 8 experts, 1,024 tokens, batch 4", 8, lambda r: of_tokens(Mixtral(r), 4, 1024)),
+    "mixtral": (
+        "Mixtral-like, 8 layers of 512, 8 experts, 1,024 tokens, batch 4",
+        8,
+        lambda r: of_tokens(Mixtral(r), 4, 1024),
+    ),
 }
 """By name: what it is, how many blocks it has, and the program."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,41 +129,86 @@ def fit(
     check_functions(step=step, cost=cost)
     if kind.num_devices > 1 and step is None:
         raise ValueError(f"step: expected the whole step, cut over the devices of target {kind.name!r}, got None")
+    wanted = Wanted(f, arguments, program, active_places(arguments, argnums), loss_places(program), step, override)
     chosen = known_objective(objective, cost, kind)
-    wanted = _Wanted(f, arguments, program, _active(arguments, argnums), _losses(program), step)
-    by_cost, tags = cost or cost_of(kind, chosen), checked_tags(keep)
-    reading = read(program, wanted.active, wanted.losses, by_cost, tags)
-    choices = Choices(reading, inside=choices_inside(reading, wanted.active, by_cost, tags))
-    rows = {_key(row): row for row in _rows(choices)}
-    line = [Choice(cast(Any, key), row.peak_bytes, 0, row.seconds, row.flops) for key, row in rows.items()]
-    made = cache(lambda key: Fitted(f, program, arguments, _planned(reading, rows[key]), override))
-    traced = cache(lambda key: traced_peak(*wanted.step(made(key))).peak_bytes // kind.num_devices)
-    confirm = cache(lambda key: memory(*wanted.step(made(key)), target=kind, num_buffers=0).peak_bytes)
-    found_row = search(
-        [line], int(memory_bytes * (1 - margin)), traced, confirm if compiles else None, (), compiles or 1
-    )
-    best = made(cast(Any, found_row.choice.plan))
-    whole = replace(
-        best.plan,
-        peak_bytes=found_row.peak_bytes,
-        predicted_peak_bytes=found_row.predicted_peak_bytes,
-        hbm_bytes=memory_bytes,
-        margin=margin,
-        objective=chosen,
-        base_seconds=reading.step_seconds,
-        target=kind.label,
-        versions=tuple(sorted(versions(kind).items())),
-        compiles=found_row.compiles,
-        frontier=_frontier(found_row),
-    )
-    fitted = Fitted(f, program, arguments, whole, override)
-    if not found_row.fits:
-        raise DoesNotFit(_why_not(whole), fitted)
-    return fitted
+    return planner(wanted, kind, chosen, cost, checked_tags(keep)).fit(memory_bytes, margin, compiles)
 
 
 @dataclass(frozen=True, eq=False)
-class _Wanted:
+class Planner:
+    """A function with every row of segments that is worth a look, ready to be fitted into any memory.
+
+    Args:
+        wanted: what is fitted.
+        reading: of it.
+        rows: fastest first.
+        kind: what the step is compiled for.
+        objective: the unit of the rows' seconds.
+    """
+
+    wanted: "Wanted"
+    reading: Reading
+    rows: tuple[Row, ...]
+    kind: Target
+    objective: Objective
+
+    @cached_property
+    def _line(self) -> dict[Any, Row]:
+        return {_key(row): row for row in self.rows}
+
+    @cached_property
+    def made(self) -> Callable[[Any], Fitted]:
+        """A row's key to the function under it."""
+        wanted = self.wanted
+        planned = lambda key: _planned(self.reading, self._line[key])
+        return cache(lambda key: Fitted(wanted.f, wanted.program, wanted.arguments, planned(key), wanted.override))
+
+    @cached_property
+    def traced(self) -> Callable[[Any], int]:
+        """A row's key to the predicted peak of the step, on one device."""
+        devices = self.kind.num_devices
+        return cache(lambda key: traced_peak(*self.wanted.step(self.made(key))).peak_bytes // devices)
+
+    @cached_property
+    def confirm(self) -> Callable[[Any], int]:
+        """A row's key to the compiled peak of the step."""
+        return cache(lambda key: memory(*self.wanted.step(self.made(key)), target=self.kind, num_buffers=0).peak_bytes)
+
+    def fit(self, memory_bytes: int, margin: float, compiles: int) -> Fitted:
+        """The fastest that fits; arguments and errors are those of ``fit``."""
+        line = [Choice(cast(Any, key), row.peak_bytes, 0, row.seconds, row.flops) for key, row in self._line.items()]
+        confirm = self.confirm if compiles else None
+        found = search([line], int(memory_bytes * (1 - margin)), self.traced, confirm, (), compiles or 1)
+        best = self.made(cast(Any, found.choice.plan))
+        whole = replace(
+            best.plan,
+            peak_bytes=found.peak_bytes,
+            predicted_peak_bytes=found.predicted_peak_bytes,
+            hbm_bytes=memory_bytes,
+            margin=margin,
+            objective=self.objective,
+            base_seconds=self.reading.step_seconds,
+            target=self.kind.label,
+            versions=tuple(sorted(versions(self.kind).items())),
+            compiles=found.compiles,
+            frontier=_frontier(found),
+        )
+        fitted = replace(best, plan=whole)
+        if not found.fits:
+            raise DoesNotFit(_why_not(whole), fitted)
+        return fitted
+
+
+def planner(wanted: "Wanted", kind: Target, objective: Objective, cost: Cost | None, keep: tuple[str, ...]) -> Planner:
+    """Read a function and work out its rows of segments."""
+    by_cost = cost or cost_of(kind, objective)
+    reading = read(wanted.program, wanted.active, wanted.losses, by_cost, keep)
+    choices = Choices(reading, inside=choices_inside(reading, wanted.active, by_cost, keep))
+    return Planner(wanted, reading, tuple(_rows(choices)), kind, objective)
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
     """What is to be fitted.
 
     Args:
@@ -171,6 +216,7 @@ class _Wanted:
         active: places among the arrays that it is differentiated by.
         losses: places among its results that are differentiated.
         step_of: the user's.
+        override: whether its own remats are taken away.
     """
 
     f: Callable[..., Any]
@@ -179,6 +225,7 @@ class _Wanted:
     active: tuple[int, ...]
     losses: tuple[int, ...]
     step_of: StepOf | None
+    override: bool = False
 
     def step(self, fitted: Fitted) -> tuple[Any, ...]:
         """The step with the function in it, and its arguments."""
@@ -208,7 +255,7 @@ class _Wanted:
         return one_value, *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.program.jaxpr.invars)
 
 
-def _active(arguments: Arguments, argnums: int | Sequence[int]) -> tuple[int, ...]:
+def active_places(arguments: Arguments, argnums: int | Sequence[int]) -> tuple[int, ...]:
     """The places among a call's arrays of those that it is differentiated by."""
     args, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
     numbers = (argnums,) if isinstance(argnums, int | np.integer) else tuple(argnums)
@@ -228,7 +275,7 @@ def _active(arguments: Arguments, argnums: int | Sequence[int]) -> tuple[int, ..
     return places
 
 
-def _losses(program: Program) -> tuple[int, ...]:
+def loss_places(program: Program) -> tuple[int, ...]:
     """The places of the results that are differentiated: of (loss, aux) the loss, else all that float."""
     outs = [v.aval for v in program.jaxpr.outvars]
     real = [k for k, aval in enumerate(outs) if jnp.issubdtype(aval.dtype, jnp.inexact)]

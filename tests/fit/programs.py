@@ -7,7 +7,7 @@ import numpy as np
 from jremat.fit.choose import Choices, Row
 from jremat.fit.fitted import Fitted
 from jremat.fit.inside import choices_inside
-from jremat.fit.planner import _active, _losses, _planned
+from jremat.fit.planner import _planned, active_places, loss_places
 from jremat.fit.program import entered_program
 from jremat.fit.read import Reading, read
 from jremat.graph.arguments import take_apart
@@ -21,8 +21,8 @@ def choices_of(f, *args) -> tuple[Reading, Choices]:
     """A function as the planner reads it, and its choices."""
     arguments = take_apart(f, args, {})
     program = entered_program(arguments)
-    active = _active(arguments, 0)
-    reading = read(program, active, _losses(program), COST, ())
+    active = active_places(arguments, 0)
+    reading = read(program, active, loss_places(program), COST, ())
     return reading, Choices(reading, inside=choices_inside(reading, active, COST, ()))
 
 
