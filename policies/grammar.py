@@ -2,9 +2,11 @@
 
     spec    = named | rules | plan | request | family ":" item {"," item}     family: megatron, sac
     rules   = rule {";" rule}                     what keeps, offloads or leaves out; see ``Policy.canonical_spec``
-    rule    = ("save" | "offload" | "but") ":" name ["?"] {"," name ["?"]}
+    rule    = ("save" | "offload" | "but" | "recompute") ":" selector ["?"] {"," selector ["?"]}
+            | "at" ":" file ":" line {"," file ":" line}          the same as "save:" of these lines
             | ("ops" | "offload_ops" | "but_ops") ":" op family {"+" op family}
             | "none" | "offload_all" | "full"     first only: what holds for every other value
+    selector = tag | path with "*", as */attn/* | file ":" line, as modeling.py:41
     plan    = "every_k:" K ["," policy] | "block:" N ["," policy] | "alternate:" K | "torchtitan:" K | "revolve:" SLOTS
             | "mix:" count "*" policy {"," count "*" policy} | "plan:" FILE
     request = "sqrt" | "auto" [":" size] | "budget:" share | "overhead:" share
@@ -20,8 +22,8 @@ from dataclasses import dataclass, replace
 
 from jremat.plan.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, plan_file
-from jremat.policy.names import identifier
 from jremat.policy.ops import SELECTABLE, Family
+from jremat.policy.places import checked_selector
 from jremat.policy.shown import parse_bytes
 from policies import stacks
 from policies.entry import Spec
@@ -91,6 +93,8 @@ _RULES: Mapping[str, tuple[Decision, bool]] = {
     "save": (SAVE, False),
     "offload": (OFFLOAD, False),
     "but": (RECOMPUTE, False),
+    "recompute": (RECOMPUTE, False),
+    "at": (SAVE, False),
     "ops": (SAVE, True),
     "offload_ops": (OFFLOAD, True),
     "but_ops": (RECOMPUTE, True),
@@ -115,7 +119,9 @@ def _rules(spec: str) -> Policy:
             if by_family:
                 _put(families, _op_family(item), decision, item, spec)
             else:
-                name = identifier(item.removesuffix("?"))
+                name = checked_selector(item.removesuffix("?"))
+                if key == "at" and ":" not in name:
+                    raise ValueError(f"policy: {spec!r}: expected at:file.py:line, got {item!r}")
                 optional |= {name} if item.endswith("?") else set()
                 _put(names, name, decision, name, spec)
     worded = default is not None

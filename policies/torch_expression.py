@@ -80,6 +80,8 @@ def express(policy: Policy) -> Expression:
     """
     if policy.values:
         raise NotExpressible("a planned policy speaks of single values of a JAX program")
+    if policy.places:
+        raise NotExpressible("PyTorch's selective checkpoint sees neither modules nor lines")
     if policy.keeps_everything:
         return Expression("bare", "block(x)", "the ops' own derivative rules decide what is kept, there and here")
     if policy.offloads:

@@ -56,7 +56,7 @@ def names_heard(policy: Any) -> dict[str, Decision]:
     if policy is None:
         return {}
     if isinstance(policy, Policy):
-        return dict(policy.names)
+        return dict(policy.tags)
     tried = private(policy)
     default = on_name(tried, _UNUSED_NAME)
     answers = {word: on_name(tried, word) for word in sorted(set(_words(policy, set())))}

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, SequenceKey
 
+from jremat.graph.nnx_modules import named_modules
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -49,7 +51,9 @@ class Arguments:
         given = iter(arrays)
         leaves = [next(given) if traced else leaf for leaf, traced in zip(self.leaves, self.traced)]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return held(self.f(*args, **kwargs))
+        with named_modules((args, kwargs)):
+            out = self.f(*args, **kwargs)
+        return held(out)
 
     def result(self, tree: Any, outs: Sequence[Any]) -> Any:
         """What ``f`` returns, of the arrays and the structure that tracing it gave."""

@@ -29,6 +29,7 @@ class Value:
         source: the user's line, ``file.py:12 (function)``, or an input's path.
         repeats: how often it is made in one call: the product of the scan lengths around it.
         flops: of the operation that made it, in one run.
+        path: the modules that make it, ``layers_0/attn/q_proj``, from JAX's name stack.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Value:
     source: str = ""
     repeats: int = 1
     flops: int = 0
+    path: str = ""
 
     @property
     def total_bytes(self) -> int:

@@ -10,6 +10,7 @@ from jax.extend import core
 
 from jremat.graph.arguments import Arguments
 from jremat.graph.differentiate import kept_by_pullback
+from jremat.graph.paths import path_of
 from jremat.graph.trace import MARK, aval_bytes, user_line
 from jremat.jax_internals import CUSTOM_JVP, SCAN, inner_jaxprs, is_call, opened, scopes, tagged_name
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
@@ -36,6 +37,7 @@ class Residual:
         family, primitive: of the operation that made it.
         source: the user's line, ``file.py:12 (function)``, or the argument's path.
         mark: the name under which it is kept, where a strict policy put one on it.
+        path: the modules that made it, ``layers_0/attn``.
     """
 
     name: str | None
@@ -49,6 +51,7 @@ class Residual:
     primitive: str
     source: str
     mark: str | None = None
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,4 +239,5 @@ def row_of(origin: Origin, paths: tuple[str, ...]) -> Residual:
         primitive=primitive,
         source=source,
         mark=origin.mark,
+        path=path_of(origin.scope),
     )

@@ -14,6 +14,8 @@ from jax.extend import core
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.arithmetic import matmul_flops, other_flops
 from jremat.graph.graph import Graph, Op, Value
+from jremat.graph.nnx_modules import has_modules
+from jremat.graph.paths import path_of
 from jremat.jax_internals import (
     COND,
     CUSTOM_JVP,
@@ -25,6 +27,7 @@ from jremat.jax_internals import (
     on_host,
     opened,
     read_by_derivative,
+    scopes,
     tagged_name,
     user_frames,
 )
@@ -62,8 +65,9 @@ def capture(arguments: Arguments) -> Program:
         ValueError: the function reads an argument's value in Python.
     """
     # The user's own function where it can be, so that the trace is found again.
-    run = arguments.f if all(arguments.traced) else arguments.over_arrays(arguments.call)
     args, kwargs = arguments.to_trace()
+    as_it_is = all(arguments.traced) and not has_modules((args, kwargs))
+    run = arguments.f if as_it_is else arguments.over_arrays(arguments.call)
     with arguments.naming_parameters():
         closed, out = jax.make_jaxpr(run, return_shape=True)(*args, **kwargs)
     return Program(closed.jaxpr, tuple(closed.consts), jax.tree.structure(out), arguments.array_paths)
@@ -111,7 +115,14 @@ class _Reader:
         self.families = families
 
     def read(
-        self, jaxpr: Any, *, prefix: str, repeats: int, in_paths: Sequence[str] = (), program: Any = None
+        self,
+        jaxpr: Any,
+        *,
+        prefix: str,
+        repeats: int,
+        in_paths: Sequence[str] = (),
+        program: Any = None,
+        around: str = "",
     ) -> Graph:
         jaxpr = opened(jaxpr)
         values: dict[str, Value] = {}
@@ -122,14 +133,14 @@ class _Reader:
             values[value.id], env[var] = value, value.id
         env |= {var: _constant(values, prefix, var.aval, repeats) for var in jaxpr.constvars}
         ops: list[Op] = []
-        self._equations(jaxpr, env, values, ops, prefix, repeats)
+        self._equations(jaxpr, env, values, ops, prefix, repeats, around)
         outputs = tuple(
             _constant(values, prefix, v.aval, repeats) if isinstance(v, core.Literal) else env[v] for v in jaxpr.outvars
         )
         inputs = tuple(env[v] for v in jaxpr.invars)
         return Graph(values, tuple(ops), inputs, tuple(env[v] for v in jaxpr.constvars), outputs, program)
 
-    def _equations(self, jaxpr, env, values, ops, prefix, repeats, call=None) -> None:
+    def _equations(self, jaxpr, env, values, ops, prefix, repeats, around, call=None) -> None:
         for eqn in jaxpr.eqns:
             if is_call(eqn):
                 inner = opened(inner_jaxprs(eqn)[0][0])
@@ -139,14 +150,14 @@ class _Reader:
 
                 scope = {var: _constant(values, prefix, var.aval, repeats) for var in inner.constvars}
                 scope |= {var: outside(given) for var, given in zip(inner.invars, eqn.invars)}
-                self._equations(inner, scope, values, ops, prefix, repeats, eqn)
+                self._equations(inner, scope, values, ops, prefix, repeats, f"{around}/{scopes(eqn)}", eqn)
                 for out, made in zip(eqn.outvars, inner.outvars):
                     literal = isinstance(made, core.Literal)
                     env[out] = _constant(values, prefix, made.aval, repeats) if literal else scope[made]
                 continue
-            ops.append(self._op(eqn, env, values, f"{prefix}{len(ops)}", repeats, call))
+            ops.append(self._op(eqn, env, values, f"{prefix}{len(ops)}", repeats, f"{around}/{scopes(eqn)}", call))
 
-    def _op(self, eqn, env, values, op_id, repeats, call) -> Op:
+    def _op(self, eqn, env, values, op_id, repeats, scope, call) -> Op:
         tag = tagged_name(eqn.primitive, eqn.params)
         name = eqn.primitive.name if tag is None else NAME  # a tag has another primitive under jax_remat3
         avals, made = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
@@ -160,7 +171,7 @@ class _Reader:
                 values[i] = replace(values[i], name=values[i].name or tag)
         jaxprs = inner_jaxprs(eqn) if name != NAME else []
         inner = tuple(
-            self.read(j, prefix=f"{op_id}/{f'{k}.' if len(jaxprs) > 1 else ''}", repeats=repeats * times)
+            self.read(j, prefix=f"{op_id}/{f'{k}.' if len(jaxprs) > 1 else ''}", repeats=repeats * times, around=scope)
             for k, (j, times) in enumerate(jaxprs)
         )
         if name == CUSTOM_JVP:  # its result is what the last operation inside makes: relu's is pointwise
@@ -175,12 +186,14 @@ class _Reader:
             other += combine(g.other_flops * times for g, (_, times) in zip(inner, jaxprs))
         rule = read_by_derivative(eqn)
         if rule is not None and (has_tags(rule) or any(graph.names for graph in inner)):
-            inner = (self.read(rule, prefix=f"{op_id}/", repeats=repeats),)  # FLOPs stay those of what runs
-        source = user_line(eqn, call)
+            inner = (
+                self.read(rule, prefix=f"{op_id}/", repeats=repeats, around=scope),
+            )  # FLOPs stay those of what runs
+        source, path = user_line(eqn, call), path_of(scope)
         outputs = tuple(op_id if k == 0 else f"{op_id}:{k}" for k in range(len(made)))
         for out, var in zip(outputs, eqn.outvars):
             facts = {"name": tag, "family": family, "primitive": name, "flops": matmul + other}
-            values[out] = _value(out, var.aval, repeats=repeats, source=source, **facts)
+            values[out] = _value(out, var.aval, repeats=repeats, source=source, path=path, **facts)
             env[var] = out
         opaque = bool(inner) and name not in REWRITABLE
         return Op(op_id, name, families, inputs, outputs, matmul, other, repeats, inner, source, opaque)

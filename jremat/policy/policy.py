@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
-from jremat.policy.names import identifier
 from jremat.policy.ops import Family
+from jremat.policy.places import checked_selector, is_place, matches, specificity
 from jremat.policy.planned_for import PlannedFor
 
 if TYPE_CHECKING:
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 class Policy:
     """What of one block is kept for the backward pass, as data.
 
-    A value's fate is the first that speaks of it: its place in the graph (``values``), its tag (``names``), the
-    operation that made it (``families``), and else ``default``. Equal policies are equal, hash alike and print alike.
+    A value's fate is the first that speaks of it: its id in the graph (``values``), its tag, the line or the module
+    that makes it (all three in ``names``), the operation that made it (``families``), and else ``default``. Equal
+    policies are equal, hash alike and print alike.
 
     Used two ways: as a plain JAX policy, ``jax.checkpoint(f, policy=p)`` or ``nn.remat(Block, policy=p)``; and
     strictly, ``jremat.checkpoint(f, p)``, where each value gets its decision and a name that matches nothing raises.
 
     Args:
-        names: (tag, decision) pairs.
+        names: (selector, decision) pairs; a selector is a tag, a path of modules with ``*``, such as ``*/attn/*``, or
+            a line, ``modeling.py:41`` (see ``jremat.policy.places``). Of several places the most specific holds.
         families: (op family, decision) pairs.
         values: (value id in a traced graph, decision) pairs: a planned policy; strict use only.
         default: the fate of every other value.
-        optional: the tags among ``names`` that a function need not bear.
+        optional: those among ``names`` that may match nothing.
         fingerprint: of the graph that ``values`` speaks of.
         label: the spec it is known by, e.g. ``dots_saveable``; not compared.
         planned_for: what a plan holds for; strict use only, which refuses it elsewhere; not compared.
@@ -53,7 +55,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "families", _canonical(self.families, key=lambda family: family.name))
-        object.__setattr__(self, "names", _canonical(self.names, key=lambda name: identifier(name)))
+        object.__setattr__(self, "names", _canonical(self.names, key=checked_selector))
         object.__setattr__(self, "values", _canonical(self.values, key=lambda value: value))
         object.__setattr__(self, "optional", frozenset(self.optional) & {n for n, _ in self.names})
         _check_overlaps(self.families)
@@ -242,6 +244,17 @@ class Policy:
         """Whether it changes nothing and requires nothing of a function: neither a name nor a plan's shapes."""
         return self.keeps_everything and self.planned_for is None and {n for n, _ in self.names} <= self.optional
 
+    @functools.cached_property
+    def tags(self) -> tuple[tuple[str, Decision], ...]:
+        """The rules by tag among ``names``."""
+        return tuple((name, d) for name, d in self.names if not is_place(name))
+
+    @functools.cached_property
+    def places(self) -> tuple[tuple[str, Decision], ...]:
+        """The rules by path or line among ``names``, the most specific first."""
+        found = ((name, d) for name, d in self.names if is_place(name))
+        return tuple(sorted(found, key=lambda rule: specificity(rule[0]), reverse=True))
+
     @property
     def offloads(self) -> bool:
         """Whether it keeps anything in host memory."""
@@ -251,24 +264,39 @@ class Policy:
     def strict_only(self) -> bool:
         """Whether JAX's plain policy protocol can't express it, so that ``jremat.checkpoint`` is needed.
 
-        JAX asks about one operation at a time. Where a tagged value is to be left out of what is kept, the untagged
-        value before the tag would be kept in its place; and a planned value has no name to ask about.
+        JAX asks about one operation at a time, by primitive. Where a tagged value is to be left out of what is kept,
+        the untagged value before the tag would be kept in its place; and neither a planned value nor a place can be
+        asked about.
 
-        >>> Policy.but("a").strict_only, Policy.save("a").strict_only
-        (True, False)
+        >>> Policy.but("a").strict_only, Policy.save("a").strict_only, Policy.save("*/attn/*").strict_only
+        (True, False, True)
         """
-        names = self._effective().names
-        left_out = any(decision is RECOMPUTE for _, decision in names)
-        moved = self.default is not RECOMPUTE and bool(names)
-        return bool(self.values) or moved or left_out
+        return bool(self.values) or bool(self.places) or self.leaves_out
 
-    def decide(self, *, names: Iterable[str] = (), families: Iterable[str] = (), value: str | None = None) -> Decision:
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a value is left out of what is kept, so that what is kept in its place has to be looked at."""
+        rules = self._effective()
+        left_out = any(decision is RECOMPUTE for _, decision in rules.tags)
+        return left_out or (self.default is not RECOMPUTE and bool(rules.names))
+
+    def decide(
+        self,
+        *,
+        names: Iterable[str] = (),
+        families: Iterable[str] = (),
+        value: str | None = None,
+        path: str = "",
+        source: str = "",
+    ) -> Decision:
         """The fate of one value.
 
         Args:
             names: every tag that the value bears.
             families: names of every family that the operation that made it belongs to.
             value: its id in the traced graph.
+            path: of the modules that make it.
+            source: the line that makes it.
 
         >>> Policy.save("a").decide(names=["a"]).value, Policy.save("a").decide(names=["b"]).value
         ('save', 'recompute')
@@ -277,9 +305,12 @@ class Policy:
         if value is not None and value in planned:
             return planned[value]
         borne, made_by = set(names), set(families)
-        by_name = [d for n, d in self.names if n in borne]
+        by_name = [d for n, d in self.tags if n in borne]
         if by_name:
             return stronger(*by_name)
+        for place, decision in self.places if path or source else ():
+            if matches(place, path, source):
+                return decision
         by_family = [d for f, d in self.families if f.name in made_by]
         return stronger(*by_family) if by_family else self.default
 
@@ -293,9 +324,11 @@ class Policy:
             ValueError: the policy can't be expressed operation by operation.
         """
         if self.strict_only or self.planned_for is not None:
-            what = (
-                "decides value by value" if self.strict_only else "is a plan, held to the shapes that it was made for"
-            )
+            what = "is a plan, held to the shapes that it was made for"
+            if self.places:
+                what = f"selects by place ({self.places[0][0]})"
+            elif self.strict_only:
+                what = "decides value by value"
             raise ValueError(
                 f"policy: {self.spec!r} {what}, which a plain JAX policy can't; "
                 "use jremat.checkpoint(f, policy) or jremat.remat(Block, policy)"
@@ -314,7 +347,8 @@ class Policy:
         """The same policy without its idle rules."""
         weaker = any(stronger(d, self.default) is not d for _, d in self.families)
         families = tuple((f, d) for f, d in self.families if weaker or d is not self.default)
-        names = tuple((n, d) for n, d in self.names if families or d is not self.default)
+        ruled = bool(families) or any(d is not self.default for _, d in self.places)
+        names = tuple((n, d) for n, d in self.names if ruled or d is not self.default)
         return replace(self, names=names, families=families)
 
     def _without(self, names: Iterable[str]) -> tuple[tuple[str, Decision], ...]:

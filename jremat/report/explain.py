@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from jremat.graph.arguments import Arguments, take_apart
 from jremat.graph.flops import Flops, flops_of
+from jremat.graph.paths import path_of
 from jremat.graph.residuals import row_of
 from jremat.graph.trace import MARK, aval_bytes
 from jremat.jax_internals import inner_jaxprs, opened, tagged_name
 from jremat.policy import OFFLOAD, LayerPlan, Policy
+from jremat.policy.places import numbered_alike
 from jremat.policy.shown import filled, human_flops
 from jremat.report.backward_readers import Uses
 from jremat.report.forward_and_backward import BothWays, both_ways
@@ -41,6 +43,7 @@ class Row:
         recompute_flops: matmul FLOPs spent to make all copies again, steps on the way included.
         recompute_other_flops: of the rest.
         fetched: recomputed by moving or casting alone, of what is there anyway (weights).
+        path: the modules that make it, as ``layers_*/attn/q_proj``: what a policy selects by.
     """
 
     value: str
@@ -57,6 +60,7 @@ class Row:
     recompute_flops: int = 0
     recompute_other_flops: int = 0
     fetched: bool = False
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [
-            f"{row.bytes:>14,}  {row.fate:<10}  {row.part:<12}  {row.value}  {row.source}  {row.why}"
+            f"{row.bytes:>14,}  {row.fate:<10}  {row.part:<12}  {row.value}  {where(row)}  {row.why}"
             for row in self.of("kept", "offloaded", "recomputed")
             if not row.fetched
         ]
@@ -185,6 +189,11 @@ def explain_call(arguments: Arguments, rules: Rules) -> Explanation:
     return Explanation(spec, tuple(sorted(rows, key=_place)), forward.total, unread)
 
 
+def where(row: Row) -> str:
+    """The path and the line of a value."""
+    return "  ".join(filter(None, (row.path, row.source)))
+
+
 def _names(equations: Sequence[Any]) -> Iterator[str]:
     """The users' names of values in a program, loops and calls included, in order."""
     for eqn in equations:
@@ -238,6 +247,7 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
             source=found.source,
             why=why,
             read_by=tuple(map(str, readers)),
+            path=found.path if fate != "input" else "",
         )
 
 
@@ -256,6 +266,7 @@ def _merged(again: Iterator[RecomputedValue], rules: Rules) -> Iterator[Row]:
                         name: getattr(old, name) + getattr(row, name)
                         for name in ("copies", "bytes", "recompute_flops", "recompute_other_flops")
                     }
+                    | {"path": row.path if row.path == old.path else numbered_alike(row.path)}
                 )
             )
         rows[key] = row
@@ -279,6 +290,7 @@ def _recomputed(value: RecomputedValue, rules: Rules) -> Row:
         recompute_flops=value.flops.recompute,
         recompute_other_flops=value.flops.other.recompute,
         fetched=value.fetched,
+        path=path_of(value.scope),
     )
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jremat.policy.places import numbered_alike
 from jremat.report.changes import Change, changes
 from jremat.report.explain import Explanation, Fate, Row
 from jremat.terminal.tables import Table, changed, columns, human, human_flops
@@ -23,8 +24,8 @@ def of_values(found: Explanation, title: str, *, every: bool = False) -> Table:
         every: whether the small values get a row each.
     """
     plan = any(row.layers for row in found)
-    heads = ["value", *(["layers"] if plan else []), "fate", "shape", "bytes", "share", "again", "source", "why"]
-    table = columns(title, heads, right=("bytes", "share", "again"), loose=("shape", "source", "why"))
+    heads = ["value", *(["layers"] if plan else []), "fate", "shape", "bytes", "share", "again", "made at", "why"]
+    table = columns(title, heads, right=("bytes", "share", "again"), loose=("shape", "made at", "why"))
     held = max(found.kept_bytes + found.offloaded_bytes, 1)
     for part, group in itertools.groupby(found.of(*FATE_WORDS), key=lambda row: row.part):
         rows = list(group)
@@ -61,6 +62,12 @@ def totals(found: Explanation) -> list[str]:
         lines.append(f"read anyway  {human(inputs)} of arguments and constants, which are there without a policy")
     if found.unread:
         lines.append(f"names        {', '.join(found.unread)}: nothing is kept or recomputed under them")
+    paths = sorted((row for row in found.of(*FATE_WORDS) if row.path), key=lambda row: -row.bytes)
+    if paths:
+        path, line = numbered_alike(paths[0].path), paths[0].source.partition(" ")[0]
+        lines.append(
+            f"paths        a policy selects by module, 'save:{'*' * ('*' not in path)}{path}', or line, 'at:{line}'"
+        )
     return lines
 
 
@@ -153,7 +160,7 @@ def _cells(row: Row, held: int, plan: bool) -> list[str]:
         human(row.bytes) if kept else "",
         _share(row.bytes, held) if kept else "",
         _cost(row.recompute_flops),
-        row.source.partition(" ")[0],
+        f"{row.path}  {row.source.partition(' ')[0]}".strip(),
         f"{row.why}; for {needed(row.read_by)}" if kept and row.read_by else row.why if kept else "",
     ]
 

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jremat.graph.paths import path_of
 from jremat.graph.residuals import Origin
 from jremat.graph.trace import MARK
 from jremat.jax_internals import tagged_name
 from jremat.policy import LayerPlan, Policy, Segment
 from jremat.policy.decision import RECOMPUTE
 from jremat.policy.ops import Family
+from jremat.policy.places import matches
 from jremat.report.backward_readers import Reader
 from jremat.report.model_parts import layers_of
 
@@ -84,9 +86,13 @@ def _rule(origin: Origin, policy: Policy) -> str | None:
     ours = mark.startswith(MARK)
     if ours and dict(policy.values).get(mark.removeprefix(MARK).partition(".")[2]) not in (None, RECOMPUTE):
         return "planned"
-    named = {name for name, decision in policy.names if decision is not RECOMPUTE}
+    named = {name for name, decision in policy.tags if decision is not RECOMPUTE}
     if origin.tag in named:
         return f"named {origin.tag}"
+    path = path_of(origin.scope)
+    place = next((rule for rule in policy.places if matches(rule[0], path, origin.source)), None) if ours else None
+    if place is not None and place[1] is not RECOMPUTE:
+        return f"in {place[0]}"
     if not ours and not (origin.mark and origin.mark == origin.tag):
         return None
     for family, decision in policy.families:

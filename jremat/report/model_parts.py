@@ -2,8 +2,7 @@
 
 import re
 
-from jremat.jax_internals import REMAT_SCOPE
-from jremat.policy.names import RERUN_SCOPE
+from jremat.graph.paths import LAYERS, TURN, steps
 
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norms", ("norm", "layernorm", "rmsnorm", "rms", "ln")),
@@ -23,10 +22,6 @@ _WHOLE = {
 
 ORDER = ("embedding", "layer inputs", "norms", "attention", "mlp", "loss")
 """In which tables show them; others follow by name."""
-
-LAYERS = re.compile(r"layers_(\d+)_(\d+)")
-_OURS = (REMAT_SCOPE, RERUN_SCOPE)
-_TURN = re.compile(r"turn_(\d+)")
 
 
 def part_of(tag: str | None, scope: str, source: str) -> str:
@@ -50,21 +45,6 @@ def part_of(tag: str | None, scope: str, source: str) -> str:
             return found
     plain = function if function.strip("_<>") not in ("", "lambda", "call", "module") else ""
     return (class_of(scopes[-1]) if scopes else plain) or "function"
-
-
-def steps(scope: str) -> list[str]:
-    """The names in a scope that mean something to a reader, outermost first.
-
-    >>> steps("transpose(jvp(Net.losses))/Net/blocks.<lambda>/blocks/blocks._attention/bsd,dh->bsh/query")
-    ['losses', 'Net', 'blocks', 'attention', 'query']
-    """
-    found: list[str] = []
-    for step in re.sub(r"\b(?:transpose|jvp|vmap|jit|checkpoint)\(|\)", "", scope).split("/"):
-        name = step.rpartition(".")[2].strip("_")
-        ours = name in _OURS or name.startswith("jremat_") or LAYERS.fullmatch(name) or _TURN.fullmatch(name)
-        if name and not ours and "->" not in step and not name.startswith("<") and found[-1:] != [name]:
-            found.append(name)
-    return found
 
 
 def class_of(module: str) -> str:
@@ -94,7 +74,7 @@ def layers_of(scope: str) -> tuple[int, int, int | None] | None:
     found = LAYERS.search(scope)
     if found is None:
         return None
-    turn = _TURN.search(scope, found.end())
+    turn = TURN.search(scope, found.end())
     return int(found[1]), int(found[2]), int(turn[1]) if turn else None
 
 

@@ -138,7 +138,7 @@ def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decision
     """What ``policy`` says of a traced function, checked."""
     graph = _graph_for(program, policy)
     check(graph, policy, strict=strict)
-    by_default = policy.strict_only and not policy.values  # a plan names its values itself
+    by_default = policy.leaves_out and not policy.values  # a plan names its values itself
     return decide(graph, policy, _needed(program, tuple(candidates(graph))) if by_default else None)
 
 

@@ -9,6 +9,7 @@ from jremat.graph.graph import Graph, Op, Value
 from jremat.graph.trace import MARK
 from jremat.jax_internals import CUSTOM_JVP, CUSTOM_VJP, SHARD_MAP
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from jremat.policy.places import matches, nothing_there
 from jremat.policy.planned_for import PlannedFor
 from jremat.policy.policy import Policy
 
@@ -102,7 +103,7 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
         needed: the marks that the backward pass reads where all may be kept; what a policy keeps *by default* is taken
             from these alone, so that leaving a value out doesn't keep another in its place.
     """
-    ruled, plain_reads = dict(policy.names), frozenset(_plain_reads(graph))
+    ruled, plain_reads = dict(policy.tags), frozenset(_plain_reads(graph))
     marks: dict[str, str] = {}
     by_decision: dict[Decision, set[str]] = {SAVE: set(), OFFLOAD: set(), RECOMPUTE: set()}
     in_rules: set[str] = set()
@@ -111,7 +112,13 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
         tagged = value.name if op.primitive == "name" else None
         if tagged is None and value.name in ruled and (ruled[value.name] is RECOMPUTE or value.id not in plain_reads):
             continue  # the tag that reads this value carries the decision
-        decision = policy.decide(names=[tagged] if tagged else [], families=op.families, value=value.id)
+        decision = policy.decide(
+            names=[tagged] if tagged else [],
+            families=op.families,
+            value=value.id,
+            path=value.path,
+            source=value.source,
+        )
         if decision is RECOMPUTE or (needed is not None and candidate.mark not in needed):
             continue
         if candidate.inside:
@@ -173,14 +180,18 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
         return f"policy: {_plan(policy)} keeps the value {lost[0]!r}, which this function hasn't"
     names = sorted({c.value.name for c in every if c.op.primitive == "name" and c.value.name})
     listed = ", ".join(names) or "none"
-    missing = [n for n, _ in policy.names if n not in names and n not in policy.optional]
+    missing = [n for n, _ in policy.tags if n not in names and n not in policy.optional]
     if missing:
         near = [f"{m!r} (did you mean {c[0]!r}?)" for m in missing if (c := difflib.get_close_matches(m, names, 1))]
         named = ", ".join(near or map(repr, missing))
         return f"policy: {policy.spec!r} names {named}, which no value bears; names in this function: {listed}"
+    by_place = {place: [c for c in every if matches(place, c.value.path, c.value.source)] for place, _ in policy.places}
+    for place, selected in by_place.items():
+        if not selected and place not in policy.optional:
+            return f"policy: {policy.spec!r} names {_nowhere(graph, place, every)}"
     families = {family for candidate in every for family in candidate.op.families}
     by_family = any(f.name in families for f, _ in policy.families)
-    by_name = any(n in names for n, _ in policy.names)
+    by_name = any(n in names for n, _ in policy.tags) or any(by_place.values())
     if (policy.families or policy.names) and not (by_family or by_name):
         return (
             f"policy: {policy.spec!r} matches nothing in this function; it has names: {listed}; "
@@ -191,6 +202,14 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
         where = ", ".join(hidden)
         return f"policy: {policy.spec!r} can't reach what {where}; put jremat.checkpoint on the function inside"
     return None
+
+
+def _nowhere(graph: Graph, place: str, every: Collection[Candidate]) -> str:
+    """What to say of a place where no value can be kept."""
+    hidden = next((value for _, value in graph.walk() if matches(place, value.path, value.source)), None)
+    if hidden is not None:
+        return f"{place!r}, which is inside a kernel ({hidden.source or hidden.path}), where only tags can be kept"
+    return nothing_there(place, [(c.value.path, c.value.source) for c in every])
 
 
 def _other_graph(graph: Graph, signature: str) -> str:

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from jremat.graph.arguments import like, static_places, take_apart_at
+from jremat.graph.nnx_modules import named_modules
 from jremat.policy.policy import Policy
 from jremat.transform.checkpoint import call_rematted, expect_policy
 from jremat.transform.closures import has_state, refuse_nnx
@@ -61,7 +62,8 @@ def remat_nnx(
             given = iter(inner)
             others = jax.tree.leaves((args, kwargs), is_leaf=_is_gap)
             args, kwargs = jax.tree.unflatten(tree, [next(given) if _is_gap(leaf) else leaf for leaf in others])
-            out = f(*args, **kwargs)
+            with named_modules(inner):
+                out = f(*args, **kwargs)
             return out, _changed(before, nnx.split(inner)[1])
 
         args, kwargs = jax.tree.unflatten(tree, [_GAP if has_state(leaf) else leaf for leaf in leaves])

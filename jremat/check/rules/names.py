@@ -13,6 +13,7 @@ from jremat.check.subject import Subject, of_body
 from jremat.graph.trace import MARK
 from jremat.jax_internals import CUSTOM_VJP, tagged_name
 from jremat.policy import RECOMPUTE, Decision, Policy
+from jremat.policy.places import matches, nothing_there
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,26 @@ def _tags(jaxpr: Any) -> set[str]:
     return {name for name in found if name is not None}
 
 
+def _unknown_places(ruling: Ruling) -> Iterator[Finding]:
+    """A path or a line of the policy where no value is made."""
+    if not isinstance(ruling.policy, Policy) or not ruling.policy.places:
+        return
+    made = [(value.path, value.source) for _, value in ruling.piece.graph.walk()]
+    for place, said in ruling.policy.places:
+        wanted = said is not ruling.policy.default and place not in ruling.policy.optional
+        if wanted and not any(matches(place, *where) for where in made):
+            yield Finding(
+                rule=UNKNOWN_NAME.slug,
+                message=f"the policy names {nothing_there(place, made)}",
+                place=ruling.site.source,
+                cure="name a path or a line at which the function makes a value",
+                cost_flops=rerun_flops(ruling.site) if said is not RECOMPUTE else 0,
+            )
+
+
 def _unknown(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
+        yield from _unknown_places(ruling)
         optional = ruling.policy.optional if isinstance(ruling.policy, Policy) else frozenset()
         wanted = {n for n, said in ruling.heard.items() if said is not RECOMPUTE and n not in optional}
         if not wanted:
