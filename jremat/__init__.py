@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jremat.quiet_cuda  # noqa: F401 - before JAX starts its backends
 
 if TYPE_CHECKING:
+    from jremat.apply_to_model import apply
     from jremat.check import Difference, Finding, Replay, lint, replay
     from jremat.estimate.transformer import estimate
     from jremat.fit.planner import fit
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
+    "jremat.apply_to_model": ("apply",),
     "jremat.check": ("Difference", "Finding", "Replay", "lint", "replay"),
     "jremat.graph": ("flops", "trace"),
     "jremat.graph.peak": ("traced_peak",),
@@ -58,6 +60,7 @@ __all__ = [
     "Policy",
     "Replay",
     "Request",
+    "apply",
     "check_memory",
     "checkpoint",
     "compiled_memory",

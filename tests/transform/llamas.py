@@ -14,7 +14,7 @@ ARRAY = X.nbytes  # of one activation
 def attended(q, k, v):
     q, k, v = (x.reshape(*x.shape[:2], HEADS, -1) for x in (q, k, v))
     probs = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
-    return jnp.einsum("bhqk,bkhd->bqhd", probs, v).reshape(X.shape)
+    return jnp.einsum("bhqk,bkhd->bqhd", probs, v).reshape(*q.shape[:2], WIDTH)
 
 
 class Attention(nn.Module):
