@@ -64,10 +64,8 @@ def totals(found: Explanation) -> list[str]:
         lines.append(f"names        {', '.join(found.unread)}: nothing is kept or recomputed under them")
     paths = sorted((row for row in found.of(*FATE_WORDS) if row.path), key=lambda row: -row.bytes)
     if paths:
-        path, line = numbered_alike(paths[0].path), paths[0].source.partition(" ")[0]
-        lines.append(
-            f"paths        a policy selects by module, 'save:{'*' * ('*' not in path)}{path}', or line, 'at:{line}'"
-        )
+        module, line = numbered_alike(paths[0].path).rpartition("/")[2], paths[0].source.partition(" ")[0]
+        lines.append(f"paths        a policy selects by module, 'save:*/{module}/*', or by line, 'at:{line}'")
     return lines
 
 
