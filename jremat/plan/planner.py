@@ -1,6 +1,5 @@
 """Bytes in, the fastest plan that fits out, with its proof."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from jremat.graph import trace
 from jremat.graph.arguments import arrays_alone, take_apart
 from jremat.graph.peak import traced_peak
 from jremat.graph.trace import graph_of
-from jremat.jax_internals import remat3_is_on
 from jremat.measure import Target, devices, memory
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
@@ -113,18 +111,8 @@ def plan(
     >>> found.peak_bytes <= 0.95 * 2**21, found.objective
     (True, 'flops')
 
-    Warns:
-        UserWarning: under ``jax_remat3``, which recomputes some results whatever is kept.
-
     Source: Jain et al. 2020, arXiv 1910.02653, for the program; Chen et al. 2016, arXiv 1604.06174, for groups.
     """
-    if remat3_is_on():
-        warnings.warn(
-            "plan: under jax_remat3 an operation whose derivative reads its own result (tanh, exp, top-k) runs again "
-            "even where the plan keeps that result and counts it so; turn jax_remat3 off",
-            UserWarning,
-            stacklevel=2,
-        )
     kind = equipped(find_target(target))
     memory_bytes = known_bytes(hbm_bytes, kind)
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1, MAX_LAYERS)

@@ -28,12 +28,20 @@ X = jnp.ones((4, 4))
 
 
 @contextlib.contextmanager
-def remat3():
-    jax.config.update("jax_remat3", True)
+def remat3(on=True):
+    before = jax.config.jax_remat3
+    jax.config.update("jax_remat3", on)
     try:
         yield
     finally:
-        jax.config.update("jax_remat3", False)
+        jax.config.update("jax_remat3", before)
+
+
+@pytest.fixture(autouse=True)
+def remat2():
+    """Whatever JAX's default, each test is of the remat that it names."""
+    with remat3(False):
+        yield
 
 
 def equations(f, *args):

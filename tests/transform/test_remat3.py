@@ -1,6 +1,5 @@
 """Engine, stack, planner and lint under JAX's remat of today and under the one that is to replace it."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,9 +12,13 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jremat
 import policies
+from jremat.plan.block import Budget, best
+from jremat.plan.read_block import read_block
+from jremat.plan.roofline import matmul_flops
 from jremat.policy import Policy, tag
+from jremat.policy.ops import Family
 from tests.transform.jax_count import jax_kept_bytes
-from tests.transform.test_kept_outputs import SQUARE, kernel
+from tests.transform.test_kept_outputs import SQUARE, kernel, runs, within
 
 UP, UNIT = Policy.save("up"), SQUARE.nbytes
 
@@ -100,8 +103,33 @@ def test_a_plan_leaves_out_the_names_of_a_rule_where_they_are_not_read(either_re
     assert recomputed(resolved("overhead:0")) == 0 and (resolved("overhead:0") == jremat.NONE) is either_remat
 
 
-def test_a_planner_whose_figures_remat3_does_not_keep_warns(either_remat: bool) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        jremat.plan(mlp, SQUARE, SQUARE, hbm_bytes=2**20, target="cpu", compiles=0)
-    assert [str(w.message)[:23] for w in caught] == ["plan: under jax_remat3 "] * either_remat
+def reading_their_results(w: Any, x: Any) -> Any:
+    """Operations whose derivatives read what they give, between matmuls."""
+    return jax.nn.sigmoid(jnp.exp(jnp.tanh(x @ w) @ w) @ w) @ w
+
+
+def test_a_plan_keeps_results_that_derivatives_read(either_remat: bool) -> None:
+    block = read_block(reading_their_results, SQUARE, SQUARE, cost=matmul_flops)
+    most = block.problem.outcome(block.problem.marks).kept_bytes
+    chosen = [best(block.problem, Budget(most * k // 4)) for k in range(5)]
+    assert len({outcome.recompute_flops for outcome in chosen}) > 2 and chosen[-1].recompute_flops == 0
+    for outcome in chosen:
+        f = jremat.checkpoint(reading_their_results, block.policy(outcome))
+        assert jax_kept_bytes(f, SQUARE, SQUARE) == outcome.kept_bytes
+        both = jax.grad(lambda w, x, f=f: f(w, x).sum(), (0, 1))
+        assert jremat.flops(both, SQUARE, SQUARE).recompute == outcome.recompute_flops
+    for g in (lambda f: f, second):
+        of_plan, plain = (g(jax.grad(lambda w, f=f: f(w, SQUARE).sum())) for f in (f, reading_their_results))
+        assert jnp.allclose(of_plan(SQUARE), plain(SQUARE), rtol=1e-4)
+
+
+def second(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w: jax.jvp(gradient, (w,), (w,))[1]
+
+
+@pytest.mark.parametrize("name", ["tanh", "exp", "logistic", "sqrt", "cholesky", "sort", "top_k", "reduce_max", "svd"])
+def test_a_result_that_is_kept_is_not_recomputed(either_remat: bool, name: str) -> None:
+    f = partial(within, name)
+    ours = jremat.checkpoint(f, Policy.ops(Family("the_one", "one primitive", (name,))))
+    assert runs(ours, name, SQUARE) == 1 and jax_kept_bytes(ours, SQUARE) > 0
+    assert jnp.allclose(jax.grad(ours)(SQUARE), jax.grad(f)(SQUARE), rtol=1e-5)
