@@ -11,6 +11,7 @@ Sources, in jax's repository: ``jax/_src/ad_checkpoint.py`` (remat, names, offlo
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -328,11 +329,24 @@ def _batched_name(self: Any, axis: Any, args: Any, dims: Any) -> tuple[Any, Any]
     return type(self)(self.name, jax.typeof(args[0]))(*args), dims[0]
 
 
+def _remat_of_name(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a name under older JAX's ``jax_remat3``, which recomputes what an integer comes from though kept."""
+
+    def remat(self: Any, policy: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
+        out, recompute = rule(self, policy, x)
+        is_kept = isinstance(recompute, functools.partial)
+        whole = is_kept and not jax.dtypes.issubdtype(self.out_aval.dtype, np.inexact)
+        return out, (lambda _: out) if whole else recompute
+
+    return remat
+
+
 # Rules of an identity that JAX's names lack: a linear map with a name in it is transposed, and under jax_remat3 (which
 # older JAX can't batch) put under vmap.
 ad.primitive_transposes.setdefault(name_p, _transposed_name)
 if "batch" not in vars(ad_checkpoint.CheckpointName):
     ad_checkpoint.CheckpointName.batch = _batched_name  # type: ignore[method-assign]
+    ad_checkpoint.CheckpointName.remat = _remat_of_name(ad_checkpoint.CheckpointName.remat)  # type: ignore[method-assign]
 
 
 def sized_type(aval: Any, sizes: Sequence[int]) -> Any:

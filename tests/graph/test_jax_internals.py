@@ -212,6 +212,16 @@ def test_a_name_can_be_transposed_and_batched():
         assert jax.vmap(linear)(X).shape == X.shape
 
 
+def test_an_integer_under_a_name_is_kept_under_jax_remat3():
+    def chosen(x):
+        return x * checkpoint_name(jnp.argmax(jnp.sin(x) @ x, 0), "place")
+
+    with remat3():
+        policy = jax.checkpoint_policies.save_only_these_names("place")
+        found = jax.make_jaxpr(jax.grad(lambda x: jax.checkpoint(chosen, policy=policy)(x).sum()))(X)
+    assert str(found).count("dot_general") == 1
+
+
 def test_a_primitive_with_a_rule_for_its_derivative_is_found():
     assert internals.differentiates(only(jnp.sin, X)) and internals.differentiates(only(jvp_rule, X))
     assert not internals.differentiates(only(vjp_rule, X))
