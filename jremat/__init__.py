@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jremat.transform.chain import stack
     from jremat.transform.checkpoint import residuals
     from jremat.transform.remat import remat
+    from jremat.transform.scan_layers import scan_layers
 
     check_memory, checkpoint, compiled_memory, predicted_memory = fits, remat, memory, traced_peak
 
@@ -36,6 +37,7 @@ _HOMES = {
     "jremat.transform.chain": ("stack",),
     "jremat.transform.checkpoint": ("residuals",),
     "jremat.transform.remat": ("remat",),
+    "jremat.transform.scan_layers": ("scan_layers",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 # JAX's own name for remat; and names of earlier versions for what the first of each pair says better.
@@ -76,6 +78,7 @@ __all__ = [
     "remat",
     "replay",
     "residuals",
+    "scan_layers",
     "stack",
     "tag",
     "trace",

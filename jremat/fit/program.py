@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.extend import core
 
 from jremat.fit.plan import PlannedInside, PlannedSegment
 from jremat.graph.arguments import Arguments
@@ -56,7 +57,11 @@ def moved_segments(
         ValueError: the programs differ in more than that.
     """
     eqns = program.jaxpr.eqns
-    places = [k for k, eqn in enumerate(eqns) if eqn.primitive.name != VARYING]
+    added = {var for eqn in eqns if eqn.primitive.name == VARYING for var in eqn.outvars}
+    # newer JAX also converts a number that it says to vary
+    converts = [eqn for eqn in eqns if eqn.primitive.name == "convert_element_type"]
+    added |= {eqn.outvars[0] for eqn in converts if isinstance(v := eqn.invars[0], core.Var) and v in added}
+    places = [k for k, eqn in enumerate(eqns) if added.isdisjoint(eqn.outvars)]
     if [eqns[k].primitive for k in places] != [eqn.primitive for eqn in planned.jaxpr.eqns]:
         raise ValueError("arguments: expected the program as planned, got another inside of the shard_map")
     ends = [0, *(k + 1 for k in places[:-1]), len(eqns)]  # before what stands before an equation

@@ -2,13 +2,13 @@
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 
-from jremat.graph.arguments import like, static_places, take_apart_at
+from jremat.graph.arguments import Arguments, like, static_places, take_apart_at
 from jremat.graph.nnx_modules import named_modules
 from jremat.policy.policy import Policy
 from jremat.transform.checkpoint import call_rematted, expect_policy
@@ -50,31 +50,50 @@ def remat_nnx(
     @functools.wraps(f)
     def rematted(*args: Any, **kwargs: Any) -> Any:
         static = static_places(f, args, kwargs, static_argnames, static_argnums)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=has_state)
-        nodes = tuple(leaf for leaf in leaves if has_state(leaf))
-        if not nodes:  # a function of arrays: trace it itself, so that the trace is found again
-            return call_rematted(take_apart_at(f, args, kwargs, static), policy, strict=strict, prevent_cse=prevent_cse)
-        graphdef, state = nnx.split(nodes)
-
-        def pure(state: Any, *args: Any, **kwargs: Any) -> Any:
-            before = _arrays(state)  # now, since what is merged shares its variables with the state
-            inner = nnx.merge(graphdef, state)
-            given = iter(inner)
-            others = jax.tree.leaves((args, kwargs), is_leaf=_is_gap)
-            args, kwargs = jax.tree.unflatten(tree, [next(given) if _is_gap(leaf) else leaf for leaf in others])
-            with named_modules(inner):
-                out = f(*args, **kwargs)
-            return out, _changed(before, nnx.split(inner)[1])
-
-        args, kwargs = jax.tree.unflatten(tree, [_GAP if has_state(leaf) else leaf for leaf in leaves])
-        moved = {place + 1 if isinstance(place, int) else place for place in static}
-        arguments = take_apart_at(like(pure, f, "state"), (state, *args), kwargs, moved)
-        out, state = call_rematted(arguments, policy, strict=strict, prevent_cse=prevent_cse)
-        if state:  # a module that nothing changed may belong to an outer trace, and is left alone
-            nnx.update(nodes, nnx.from_flat_state(state))
-        return out
+        run = functools.partial(call_rematted, policy=policy, strict=strict, prevent_cse=prevent_cse)
+        return over_state(f, args, kwargs, static, run)
 
     return rematted
+
+
+def over_state(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: Collection[int | str],
+    run: Callable[[Arguments], Any],
+) -> Any:
+    """``f(*args, **kwargs)`` of NNX modules and arrays, called by ``run`` as a function of arrays.
+
+    The modules' state goes in and comes out, so that each change happens once.
+
+    Args:
+        f, args, kwargs: the call.
+        static: places and names of arguments to hold fixed.
+        run: makes the call of what is taken apart.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=has_state)
+    nodes = tuple(leaf for leaf in leaves if has_state(leaf))
+    if not nodes:  # a function of arrays: trace it itself, so that the trace is found again
+        return run(take_apart_at(f, args, kwargs, static))
+    graphdef, state = nnx.split(nodes)
+
+    def pure(state: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _arrays(state)  # now, since what is merged shares its variables with the state
+        inner = nnx.merge(graphdef, state)
+        given = iter(inner)
+        others = jax.tree.leaves((args, kwargs), is_leaf=_is_gap)
+        args, kwargs = jax.tree.unflatten(tree, [next(given) if _is_gap(leaf) else leaf for leaf in others])
+        with named_modules(inner):
+            out = f(*args, **kwargs)
+        return out, _changed(before, nnx.split(inner)[1])
+
+    args, kwargs = jax.tree.unflatten(tree, [_GAP if has_state(leaf) else leaf for leaf in leaves])
+    moved = {place + 1 if isinstance(place, int) else place for place in static}
+    out, state = run(take_apart_at(like(pure, f, "state"), (state, *args), kwargs, moved))
+    if state:  # a module that nothing changed may belong to an outer trace, and is left alone
+        nnx.update(nodes, nnx.from_flat_state(state))
+    return out
 
 
 def _arrays(state: Any) -> dict[Any, list[Any]]:
