@@ -157,7 +157,8 @@ class LayerPlan(_BySpec):
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
             f"policy: {self.label!r} is a plan for a stack of layers, not for one block; give it to the stack: "
-            "jremat.stack(block, plan, num_layers=L), or the transformer's own stack"
+            "jremat.stack(block, plan, num_layers=L), jremat.scan_layers(Block, plan, ...) in the place of nn.scan, or "
+            "the transformer's own stack"
         )
 
 
