@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.decoder import model
-from jremat.estimate.decoder.stage import lettered
+from jremat.estimate.decoder.stage import block_shapes, first_alike, lettered
 from jremat.graph.flops import flops
 from jremat.graph.letters import Polynomial
 from jremat.graph.residuals import Residual
@@ -51,7 +51,6 @@ class BlockCost:
         return sum((Polynomial.of(row.bytes) for row in self.rows if row.decision is OFFLOAD), Polynomial())
 
 
-@functools.lru_cache(maxsize=256)
 def block_cost(config: TransformerConfig, policy: Policy) -> BlockCost:
     """The cost of ``policy`` in a block of these kinds.
 
@@ -65,13 +64,13 @@ def block_cost(config: TransformerConfig, policy: Policy) -> BlockCost:
     """
     keys = config.attention_block
     whole = (f"s >= {2 * keys}", f"mod(s,{keys}) == 0") if config.attention == "blockwise" else ()
+    return _cost(config, whole, first_alike(config, whole, policy))
+
+
+@functools.lru_cache(maxsize=256)
+def _cost(config: TransformerConfig, whole: tuple[str, ...], policy: Policy) -> BlockCost:
     c, letters = lettered(replace(config, num_layers=1), whole)
-    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    params = jax.tree.map(shape, model.param_shapes(c)["blocks"])
-    x = jax.ShapeDtypeStruct((letters["b"], letters["s"], c.hidden), c.compute_dtype)
-    key = jax.eval_shape(lambda: jax.random.key(0)) if c.dropout else None
-    args = params, x, key, jax.ShapeDtypeStruct((letters["s"],), jnp.int32)
-    block = model.plain_block(c)
+    block, args = model.plain_block(c), block_shapes(c, letters["b"], letters["s"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*backend ignores", UserWarning)  # the CPU, not the device that is meant
         rows = residuals(block, *args, policy=policy)
@@ -79,6 +78,7 @@ def block_cost(config: TransformerConfig, policy: Policy) -> BlockCost:
         loss = lambda params, x, key, positions: jnp.square(run(params, x, key, positions)).sum()
         again = flops(jax.value_and_grad(loss, (0, 1)), *args).recompute
     own = tuple(row for row in rows if row.kind == "kept" or row.source.startswith("argument 1"))
+    keys = config.attention_block
     blocks = f"floordiv(s, {keys})", "s"  # a whole number of blocks of keys
     return BlockCost(own, Polynomial.of(again).replaced(blocks[:1], blocks[1], Fraction(1, keys)))
 

@@ -1,5 +1,6 @@
 """A training step around any loss, in shapes: the gradient, its sum over micro-batches, the optimizer's update."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,28 +40,37 @@ def train_step(
     Returns:
         ``step(params, (masters, optimizer's state), sum, cotangents, *batch)`` and its arguments.
     """
-    update = OPTIMIZERS[optimizer]()
     wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32)
     masters = jax.tree.map(wide, params) if master_weights else None
-    state = masters, jax.eval_shape(update.init, masters or params)
+    state = masters, jax.eval_shape(OPTIMIZERS[optimizer]().init, masters or params)
     summed = jax.tree.map(wide, params) if accumulate > 1 else None
     whole = isinstance(out, jax.ShapeDtypeStruct) and not out.shape
     cotangents = None if whole else out
 
     def step(params: Any, state: Any, summed: Any, cotangents: Any, *batch: Any) -> Any:
-        masters, means = state
         if whole:
             value, grads = jax.value_and_grad(f)(params, *batch)
         else:
             value, pull = jax.vjp(lambda p: f(p, *batch), params)
             (grads,) = pull(cotangents)
+        return *_update(optimizer)(params, state, summed, grads), value
+
+    return jax.jit(step, donate_argnums=(0, 1, 2)), (params, state, summed, cotangents, *batch)
+
+
+@functools.cache
+def _update(optimizer: str) -> Callable[..., Any]:
+    """New weights and state, traced once for all steps of one kind."""
+
+    def update(params: Any, state: Any, summed: Any, grads: Any) -> Any:
+        masters, means = state
         if summed is not None:
             grads = jax.tree.map(lambda total, one: total + one.astype(total.dtype), summed, grads)
         if masters is not None:
             grads = jax.tree.map(lambda g, m: g.astype(m.dtype), grads, masters)
-        updates, means = update.update(grads, means, masters or params)
+        updates, means = OPTIMIZERS[optimizer]().update(grads, means, masters or params)
         new = optax.apply_updates(masters or params, updates)
         weights = jax.tree.map(lambda n, p: n.astype(p.dtype), new, params)
-        return weights, (new if masters is not None else None, means), value
+        return weights, (new if masters is not None else None, means)
 
-    return jax.jit(step, donate_argnums=(0, 1, 2)), (params, state, summed, cotangents, *batch)
+    return jax.jit(update, inline=True)

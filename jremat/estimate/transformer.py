@@ -10,7 +10,7 @@ import jax
 from jremat.estimate.collectives import Spread
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.decoder.model import plain_block
-from jremat.estimate.decoder.stage import Stage, lettered, numbers_of
+from jremat.estimate.decoder.stage import Stage, block_shapes, first_alike, lettered, numbers_of
 from jremat.estimate.function import run_of, trace_function
 from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
@@ -145,7 +145,10 @@ def runs(
         part = Stage(
             _kind(config, layers, seq), chosen, chain, chunk and min(chunk, seq), stage == 0, stage == p.pipeline - 1
         )
-        traced = _traced(part, _constraints(part, seq), optimizer, master_weights, accumulate)
+        constraints = _constraints(part, seq)
+        if isinstance(chosen, Policy):
+            part = replace(part, policy=first_alike(part.config, constraints, chosen))
+        traced = _traced(part, constraints, optimizer, master_weights, accumulate)
         found.append(_run(config, part, traced, batch, seq, stage, p, jax_version))
     return tuple(found)
 
@@ -179,15 +182,12 @@ def _traced(
 ) -> Traced:
     config, letters = lettered(stage.config, constraints)
     params, batch = stage.params(config), stage.batch(config, letters["b"], letters["s"])
-    key = batch[-1]
-    stream = jax.ShapeDtypeStruct((letters["b"], letters["s"], config.hidden), config.compute_dtype)
+    _, stream, key, _ = layer = block_shapes(config, letters["b"], letters["s"])
     out = jax.ShapeDtypeStruct((), "float32") if stage.last else stream
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params["blocks"])
-    positions = jax.ShapeDtypeStruct((letters["s"],), "int32")
     return trace_step(
         stage.apply(config), params, batch, out, (stage.layers(config), (params["blocks"], stream, key)),
-        (plain_block(config), (one, stream, key, positions)), config.num_layers, optimizer=optimizer,
-        master_weights=master_weights, accumulate=accumulate, chunked=stage.chunk is not None,
+        (plain_block(config), layer), config.num_layers, optimizer=optimizer, master_weights=master_weights,
+        accumulate=accumulate, chunked=stage.chunk is not None,
     )  # fmt: skip
 
 

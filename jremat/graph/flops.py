@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -46,7 +46,7 @@ class FlopCount:
         return self.model + self.recompute + self.rerun
 
     def __add__(self, other: "FlopCount") -> "FlopCount":
-        return FlopCount(*(_plain(own + its) for own, its in zip(self._kinds, other._kinds)))
+        return FlopCount(*(own if its == 0 else _plain(own + its) for own, its in zip(self._kinds, other._kinds)))
 
     def __mul__(self, times: int | Fraction) -> "FlopCount":
         return FlopCount(*(_plain(own * times) for own in self._kinds))
@@ -59,6 +59,9 @@ class FlopCount:
 def _plain(number: Any) -> Any:
     """A loop's average as an integer again, once its turns have made a whole number of it."""
     return int(number) if getattr(number, "denominator", 0) == 1 else number
+
+
+_NO_FLOPS = FlopCount()
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class Flops:
     count: FlopCount = FlopCount()
 
     def __add__(self, other: "Flops") -> "Flops":
+        if other.matmul == other.square == _NO_FLOPS:  # most equations
+            return replace(self, other=self.other + other.other)
         return Flops(
             self.matmul + other.matmul, self.other + other.other, self.square + other.square, self.count + other.count
         )

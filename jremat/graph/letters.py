@@ -209,6 +209,7 @@ class _Substitution:
     def __init__(self, numbers: Numbers):
         self.numbers = numbers
         self.jaxprs: dict[int, Any] = {}  # one that is shared stays shared
+        self.avals: dict[Any, Any] = {}
 
     def jaxpr(self, jaxpr: Any) -> Any:
         if id(jaxpr) not in self.jaxprs:
@@ -245,8 +246,9 @@ class _Substitution:
         shape = getattr(aval, "shape", ())
         if not any(map(is_symbolic_dim, shape)):
             return aval
-        sizes = tuple(self.size(size) for size in shape)
-        return sized_type(aval, sizes)
+        if aval not in self.avals:
+            self.avals[aval] = sized_type(aval, tuple(self.size(size) for size in shape))
+        return self.avals[aval]
 
     def size(self, size: Any) -> Any:
         if not is_symbolic_dim(size):

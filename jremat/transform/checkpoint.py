@@ -15,10 +15,10 @@ from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import Program, capture, graph_of
 from jremat.jax_internals import remat3_calls_policies, remat3_is_on, weakly_cached
 from jremat.policy.layers import LayerPlan, NeedsShapes
-from jremat.policy.ops import SELECTABLE
+from jremat.policy.ops import SELECTABLE, Family
 from jremat.policy.policy import Policy
 from jremat.transform.closures import refuse_hijax, refuse_linen
-from jremat.transform.decide import Candidate, Decisions, candidates, check, decide
+from jremat.transform.decide import Decisions, candidates, check, decide
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,7 +91,7 @@ def call_rematted(arguments: Arguments, policy: Policy, *, strict: bool, prevent
     if policy.keeps_everything:  # a plan, or names that it requires; they are there
         return arguments.result(program.out_tree, evaluate(program.jaxpr, program.consts, arguments.arrays, {}))
     _refuse_lost(policy, decisions)
-    outs = _rematted(program, decisions, prevent_cse, policy)(program.consts, arguments.arrays)
+    outs = _rematted(program.jaxpr, decisions, prevent_cse, policy)(program.consts, arguments.arrays)
     return arguments.result(program.out_tree, outs)
 
 
@@ -136,22 +136,25 @@ def expect_matches(f: Callable[..., Any], policies: Iterable[Policy], *args: Any
 
 def decisions_for(program: Program, policy: Policy, *, strict: bool) -> Decisions:
     """What ``policy`` says of a traced function, checked."""
-    graph = _graph_for(program, policy)
+    graph = _graph(program.jaxpr, tuple(dict.fromkeys((*SELECTABLE, *(family for family, _ in policy.families)))))
     check(graph, policy, strict=strict)
     by_default = policy.leaves_out and not policy.values  # a plan names its values itself
-    return decide(graph, policy, _needed(program, tuple(candidates(graph))) if by_default else None)
+    return decide(graph, policy, _needed(program.jaxpr, remat3_is_on()) if by_default else None)
 
 
-def _graph_for(program: Program, policy: Policy) -> Graph:
-    return graph_of(program, tuple(dict.fromkeys((*SELECTABLE, *(family for family, _ in policy.families)))))
+@weakly_cached
+def _graph(jaxpr: Any, families: tuple[Family, ...]) -> Graph:
+    return graph_of(Program(jaxpr.replace(), (), None, ()), families)
 
 
-def _needed(program: Program, every: Sequence[Candidate]) -> frozenset[str]:
+@weakly_cached
+def _needed(jaxpr: Any, remat3: bool) -> frozenset[str]:
     """The marks that the backward pass reads where every value may be kept."""
+    every = tuple(candidates(_graph(jaxpr, tuple(SELECTABLE))))
     marks = {candidate.value.id: candidate.mark for candidate in every if not candidate.inside}
     everything = Decisions(marks, frozenset(candidate.mark for candidate in every), frozenset())
-    inputs, consts = ([var.aval for var in some] for some in (program.jaxpr.invars, program.jaxpr.constvars))
-    rows = read_residuals(take_apart(_rematted(program, everything, True, Policy()), (consts, inputs), {}))
+    inputs, consts = ([var.aval for var in some] for some in (jaxpr.invars, jaxpr.constvars))
+    rows = read_residuals(take_apart(_rematted(jaxpr, everything, True, Policy()), (consts, inputs), {}))
     return frozenset(row.mark for row in rows if row.mark)
 
 
@@ -172,11 +175,9 @@ class ByMarks:
         return self.by_name(prim, *avals, **params)
 
 
-def _rematted(
-    program: Program, decisions: Decisions, prevent_cse: bool, policy: Policy
-) -> Callable[[Any, Any], list[Any]]:
+def _rematted(jaxpr: Any, decisions: Decisions, prevent_cse: bool, policy: Policy) -> Callable[[Any, Any], list[Any]]:
     marks = tuple(sorted(decisions.marks.items()))
-    return _remembered(program.jaxpr, marks, decisions.saved, decisions.offloaded, prevent_cse, policy)
+    return _remembered(jaxpr, marks, decisions.saved, decisions.offloaded, prevent_cse, policy)
 
 
 @weakly_cached

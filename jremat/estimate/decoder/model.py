@@ -4,6 +4,7 @@ Shapes: b batch, s sequence, h hidden, n heads, m key and value heads, d head wi
 them may be a letter (``jax.export.symbolic_shape``) in place of a number.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -127,6 +128,7 @@ def _attention(config, norm, project, x, dropout_key, positions):
     return tag(project("attn_proj", out), "attn_proj")
 
 
+@functools.lru_cache(maxsize=64)
 def plain_block(config: TransformerConfig) -> Callable[..., jax.Array]:
     """``block`` as a function of one layer's parameters, x, key and positions."""
 

@@ -1,7 +1,8 @@
 """A pipeline stage of the decoder under a policy, as one function of its parameters; on one device the stage is all."""
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -10,12 +11,16 @@ from jax import export, lax
 
 from jremat.estimate.config import TransformerConfig
 from jremat.estimate.decoder import model
+from jremat.graph.arguments import take_apart
+from jremat.graph.effects import rerunnable
+from jremat.graph.trace import capture
 from jremat.policy.layers import LayerPlan
 from jremat.policy.policy import Policy
 from jremat.transform.chain import stack as chained
-from jremat.transform.checkpoint import checkpoint
+from jremat.transform.checkpoint import checkpoint, decisions_for
 
 
+@functools.lru_cache(maxsize=64)
 def lettered(config: TransformerConfig, constraints: tuple[str, ...] = ()) -> tuple[TransformerConfig, dict[str, Any]]:
     """The config with letters for its sizes, and every letter: b s h m d f v, t rows of positions, g = n / m.
 
@@ -58,6 +63,44 @@ def numbers_of(config: TransformerConfig, batch: int, seq: int) -> Mapping[str, 
     }  # fmt: skip
 
 
+def block_shapes(config: TransformerConfig, batch: Any, seq: Any) -> tuple[Any, ...]:
+    """Shapes of what ``model.plain_block`` takes: one layer's parameters, the stream, a dropout key, positions."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), model.param_shapes(config)["blocks"])
+    stream = jax.ShapeDtypeStruct((batch, seq, config.hidden), config.compute_dtype)
+    return one, stream, dropout_key(config), jax.ShapeDtypeStruct((seq,), jnp.int32)
+
+
+def dropout_key(config: TransformerConfig) -> Any:
+    """Its shape, where there is dropout."""
+    return jax.eval_shape(lambda: jax.random.key(0)) if config.dropout else None
+
+
+def first_alike(config: TransformerConfig, constraints: tuple[str, ...], policy: Policy) -> Policy:
+    """The first policy asked about that decides on the block's values as this one does: they share one trace.
+
+    Raises:
+        ValueError: the policy names what the block doesn't have.
+    """
+    c, letters = lettered(replace(config, num_layers=1), constraints)
+    shapes = block_shapes(c, letters["b"], letters["s"])
+    program = rerunnable(capture(take_apart(model.plain_block(c), shapes, {})))
+    decisions = decisions_for(program, policy, strict=True)
+    kept = policy.keeps_everything, decisions.saved, decisions.offloaded
+    return _first(c, constraints, kept, _Unequal(policy)).policy
+
+
+@dataclass(frozen=True)
+class _Unequal:
+    """A policy that a cache doesn't look at."""
+
+    policy: Policy = field(compare=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _first(config: TransformerConfig, constraints: tuple[str, ...], kept: object, policy: _Unequal) -> _Unequal:
+    return policy
+
+
 @dataclass(frozen=True)
 class Stage:
     """Consecutive layers, with the embedding before the first and the loss after the last.
@@ -88,8 +131,7 @@ class Stage:
         """Shapes of what else is handed in: tokens or the stream, targets, the dropout key."""
         tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
         stream = jax.ShapeDtypeStruct((batch, seq, config.hidden), config.compute_dtype)
-        key = jax.eval_shape(lambda: jax.random.key(0)) if config.dropout else None
-        return tokens if self.first else stream, tokens if self.last else None, key
+        return tokens if self.first else stream, tokens if self.last else None, dropout_key(config)
 
     def apply(self, config: TransformerConfig) -> Callable[..., jax.Array]:
         """``f(params, tokens or stream, targets, key)`` to the mean loss, or to the stream."""
