@@ -22,7 +22,6 @@ class Entry:
         elsewhere: what other systems call it.
         source: the file or paper that it comes from.
         aliases: other specs for the same policy.
-        aten: PyTorch's ops that a selective-checkpoint list with the same effect names; empty: no such list.
         words: what a plan over layers keeps and recomputes per layer, which no formula of one block says
             (``policies.costs.cost`` derives those of one policy).
 
@@ -39,7 +38,6 @@ class Entry:
     elsewhere: str
     source: str
     aliases: tuple[str, ...] = ()
-    aten: tuple[str, ...] = ()
     words: tuple[str, str] | None = None
 
     @property

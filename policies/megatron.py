@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from jremat.policy import Policy
-from policies.entry import Entry
 
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -49,56 +48,3 @@ def _tensors(module: str) -> tuple[str, ...]:
     near = difflib.get_close_matches(module, MODULES, n=2)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MODULES)}"
     raise ValueError(f"policy: Megatron has no module {module!r} to recompute; {hint}")
-
-
-_ABSENT = "our own models have none, and jremat.checkpoint refuses it there"
-
-
-def _entry(module: str, kept: str, recomputed: str) -> Entry:
-    policy = modules([module]).labelled(f"megatron:{module}")
-    flag = f"Megatron --recompute-modules {module}"
-    return Entry(policy.spec, policy, kept, recomputed, flag, "Megatron, core/transformer/transformer_config.py")
-
-
-ENTRIES = (
-    _entry(
-        "core_attn",
-        "everything but the attention core",
-        "scores, softmax and its dropout (Megatron: the context too); no use under fused attention: refused there",
-    ),
-    _entry(
-        "mlp",
-        "everything but the MLP's inside; the MLP's input stays",
-        "gate, up, activation",
-    ),
-    _entry("layernorm", "everything but the norms' outputs", "both norms"),
-    _entry(
-        "moe",
-        "everything but the experts' inside; the router's decision stays, so that replay can't choose other experts",
-        f"the experts' matmuls and activations; {_ABSENT}",
-    ),
-    _entry(
-        "shared_experts",
-        "everything but the inside of the experts that all tokens share (tags shared_gate, shared_up, shared_act)",
-        f"their matmuls and activations; {_ABSENT}",
-    ),
-    _entry(
-        "moe_act",
-        "everything but the experts' activations",
-        f"the activations, no matmul; {_ABSENT}",
-    ),
-    _entry(
-        "mla_up_proj",
-        "everything but query, key and value",
-        "the projections that make them: multi-latent attention's up projections and RoPE; elsewhere all of q, k, v",
-    ),
-    Entry(
-        "megatron:MODULE[,MODULE…]",
-        modules(["layernorm", "mlp"]).labelled("megatron:layernorm,mlp"),
-        "everything but the modules' tensors",
-        "those tensors",
-        "Megatron --recompute-modules layernorm mlp",
-        "Megatron, core/transformer/transformer_config.py",
-    ),
-)
-"""One row a module, and the form for several."""

@@ -1,28 +1,48 @@
-"""The zoo itself: every named policy, its row, and the way from a spec to a policy."""
+"""The zoo: every named policy, read from ``zoo.toml``, and the way from a spec to a policy."""
 
 import os
 import sys
+import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from jremat.policy import RECOMPUTE, Policy, PolicyLike
-from policies import axlearn, builtin, haliax, maxtext, megatron, praxis, stacks, torch_sac, torchtitan
 from policies.entry import Entries, Entry
 from policies.grammar import Zoo, no_effect, parse
+from policies.megatron import modules
+from policies.torch_sac import sac
 
-ENTRIES: tuple[Entry, ...] = (
-    *builtin.ENTRIES,
-    *stacks.ENTRIES,
-    *torch_sac.ENTRIES,
-    *torchtitan.ENTRIES,
-    *megatron.ENTRIES,
-    *maxtext.ENTRIES,
-    *praxis.ENTRIES,
-    *axlearn.ENTRIES,
-    *haliax.ENTRIES,
-)
+_FAMILIES = MappingProxyType({"megatron": modules, "sac": sac})
+
+
+def _entry(spec: str, row: Mapping[str, Any], defaults: Mapping[str, Mapping[str, str]]) -> Entry:
+    """A row of ``zoo.toml``."""
+    system, _, name = spec.partition(":")
+    own = {**defaults.get(system, {}), **row}
+    policy = parse(own.get("policy", spec), Zoo({}, _FAMILIES))
+    is_form = spec != spec.lower()  # capitals where a value goes
+    return Entry(
+        spec,
+        policy if is_form else replace(policy, label=spec),
+        own["keeps"],
+        own["recomputes"],
+        own["elsewhere"].replace("{}", name),
+        own["source"],
+        tuple(own.get("aliases", ())),
+        tuple(own["per_layer"]) if "per_layer" in own else None,
+    )
+
+
+def _entries() -> Iterator[Entry]:
+    data = tomllib.loads(Path(__file__).with_name("zoo.toml").read_text(encoding="utf-8"))
+    return (_entry(spec, row, data["defaults"]) for spec, row in data["zoo"].items())
+
+
+ENTRIES = tuple(_entries())
 
 
 def _named() -> Mapping[str, Policy]:
@@ -38,7 +58,7 @@ def _named() -> Mapping[str, Policy]:
     return MappingProxyType(named)
 
 
-ZOO = Zoo(named=_named(), families=MappingProxyType({"megatron": megatron.modules, "sac": torch_sac.sac}))
+ZOO = Zoo(_named(), _FAMILIES)
 
 
 def get(spec: str) -> PolicyLike:

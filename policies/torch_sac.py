@@ -1,7 +1,7 @@
 """PyTorch's selective checkpoint (SAC): a list of aten ops as a policy.
 
 ``create_selective_checkpoint_contexts([ops])`` keeps the output of every call of a listed op and recomputes the rest.
-``sac:mm,addmm`` is the same wish here, by op family. Two differences: JAX keeps of these only what the backward pass
+``sac:mm,addmm`` is the same here, by op family. Two differences: JAX keeps of these only what the backward pass
 reads, and ``mm`` and ``addmm`` are one family, as JAX has no matmul with a bias in it.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from jremat.policy import Family, Policy
 from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, COLLECTIVE, CONV, SCALED_MATMUL, TOP_K, WEIGHT_MATMUL
-from policies.entry import Entry
 
 _FAMILIES = (WEIGHT_MATMUL, BATCHED_MATMUL, CONV, SCALED_MATMUL, ATTENTION, TOP_K, COLLECTIVE)
 # The composite that users write for the four kernels, and the higher-order op that torch._higher_order_ops names.
@@ -54,19 +53,3 @@ def _family(op: str) -> Family:
     near = difflib.get_close_matches(name, OPS, n=2)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(sorted(OPS))}"
     raise ValueError(f"policy: no op family keeps just the aten op {op!r}; {hint}")
-
-
-_PROJECTIONS = ("query", "key", "value", "attn_proj", "mlp_gate", "mlp_up")
-
-ENTRIES = (
-    Entry(
-        "sac:OP[,OP…]",
-        sac(["mm", "addmm", "bmm"]).labelled("sac:mm,addmm,bmm"),
-        "the block's input and what the listed aten ops make",
-        "the rest",
-        "create_selective_checkpoint_contexts([torch.ops.aten.mm.default, …])",
-        "torch/utils/checkpoint.py",
-        aten=("mm", "addmm", "bmm"),
-    ),
-)
-"""The form for any list."""

@@ -1,14 +1,35 @@
 """MaxText's ``remat_policy`` and its knob per tensor as a policy."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
-from jremat.policy import FULL, PolicyLike
-from policies.maxtext import CONTEXT, NAMES, save
+from jremat.policy import FULL, Policy, PolicyLike
+from jremat.policy.ops import ATTENTION
 from policies.near import did_you_mean
 from policies.registry import ZOO, get
 from policies.translation import Translation
 
+NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "decoder_layer_input": ("block_in",),
+        "query_proj": ("query",),
+        "key_proj": ("key",),
+        "value_proj": ("value",),
+        "qkv_proj": ("query", "key", "value"),
+        "kv_proj": ("key", "value"),
+        "context": ("attn_out",),
+        "out_proj": ("attn_proj",),
+        "mlpwi": ("mlp_up",),
+        "mlpwi_0": ("mlp_gate",),
+        "mlpwi_1": ("mlp_up",),
+        "mlpwo": ("mlp_out",),
+    }
+)
+"""MaxText's tensor names in ours. Its query, key, value, kv and qkv projections are three values here."""
+
+CONTEXT = Policy.save("attn_out") | Policy.ops(ATTENTION)
+"""The context, and of a fused attention what its backward reads beside it, the log-sum-exp."""
 PLACES = ("device", "offload", "remat")
 
 
@@ -32,8 +53,8 @@ def from_maxtext(remat_policy: str, tensors: Mapping[str, str] | None = None) ->
         return _custom(tensors or {})
     notes = ["tensors: read under remat_policy custom only, so without effect"] * bool(tensors)
     if remat_policy == "none":
-        told = "MaxText's 'none' hands None to JAX, which is full remat on most of its paths; to keep everything: none"
-        return Translation(get("full"), (told, *notes))
+        note = "MaxText's 'none' hands None to JAX, which is full remat on most of its paths; to keep everything: none"
+        return Translation(get("full"), (note, *notes))
     known = [spec.removeprefix("maxtext:") for spec in ZOO.named if spec.startswith("maxtext:")]
     if remat_policy not in known:
         raise ValueError(did_you_mean("remat_policy: MaxText has no", str(remat_policy), (*known, "custom", "none")))
@@ -61,6 +82,7 @@ def _custom(tensors: Mapping[str, str]) -> Translation:
     for name, (place, _) in places.items():
         if place == "remat" or (name, place) == ("block_in", "device"):
             continue
-        one = CONTEXT if name == "attn_out" else save(name)
+        one = CONTEXT if name == "attn_out" else Policy.save(name)
+        one = one.with_optional() if name == "mlp_gate" else one  # a plain MLP has none, whatever the list says
         policy |= one.to_host() if place == "offload" else one
     return Translation(cast(PolicyLike, policy) if policy != FULL else get("full"), tuple(notes))

@@ -7,7 +7,6 @@ from typing import Any, cast
 from jremat.policy import Policy, PolicyLike
 from policies.near import did_you_mean
 from policies.registry import get
-from policies.torchtitan import LIST, SELECTIVE_OP
 from policies.translation import Translation
 
 # torch.utils.checkpoint's own settings, which both hand on.
@@ -112,6 +111,7 @@ def from_torchtitan(config: Mapping[str, Any]) -> Translation:
 
 def _by_op(forced: list[str]) -> tuple[Policy, list[str]]:
     """The selective list: matmuls forced to recompute drop out of the count, which moves the others' parity."""
+    selective = cast(Policy, get("torchtitan_selective_op"))
     modules = [name.rpartition(".")[2] for name in forced]
     known = {module for module in modules if module in _COUNTED}
     notes = ["every second matmul is kept by name here, in the order of a gated MLP; torchtitan counts at run time"]
@@ -123,12 +123,13 @@ def _by_op(forced: list[str]) -> tuple[Policy, list[str]]:
     lost = [name for name, module in pairs if module not in _COUNTED and name != "moe.router.gate"]
     notes += [f"forced recompute of {name!r}: unknown here, not carried over" for name in lost]
     if not known:
-        return SELECTIVE_OP.labelled("torchtitan_selective_op"), notes
+        return selective, notes
     notes.append("forced recompute matches by weight shape there, by name here")
     counted = [tensor for module, tensor in _COUNTED.items() if module not in known]
     kept = Policy.save(*counted[::2])
     optional = {"mlp_gate"} & set(counted[::2])
-    return replace(kept.with_optional(*optional) if optional else kept, label=None) | LIST, notes
+    listed = Policy.ops(*(family for family, _ in selective.families))
+    return replace(kept.with_optional(*optional) if optional else kept, label=None) | listed, notes
 
 
 def _leftovers(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import policies
 from jremat.plan.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy
 from jremat.policy.ops import SELECTABLE
+from policies import megatron
 
 NAMES = st.sampled_from(["query", "mlp_up", "attn_out", "a", "x.y/z_1", "B2", "none", "full"])
 COUNTS = st.integers(1, 64)
@@ -48,7 +49,7 @@ GOOD = st.one_of(
     PARTS.map(lambda parts: f"mix:{','.join(parts)}"),
     st.builds(lambda parts, last: f"mix:{','.join(parts)},{last}", PARTS, st.builds("rest*{}".format, IN_LIST)),
     st.builds("mix:{}*every_k:4+full,**none".format, COUNTS),
-    st.lists(st.sampled_from(sorted(policies.megatron.MODULES)), min_size=1, unique=True).map(
+    st.lists(st.sampled_from(sorted(megatron.MODULES)), min_size=1, unique=True).map(
         lambda modules: f"megatron:{','.join(modules)}"
     ),
     st.sampled_from(["sqrt", "auto", "sac:mm", "sac:aten.mm.default,bmm", "megatron:layernorm+mlp"]),

@@ -10,9 +10,9 @@ import pytest
 
 import policies
 from jremat.policy import Policy
+from jremat.policy.ops import SELECTABLE
 from policies import __main__ as command
 from policies import registry
-from policies.torch_sac import OPS
 
 ENTRIES = policies.table()
 
@@ -67,13 +67,9 @@ def test_maxtexts_none_is_no_spec():
         policies.get("maxtext:none")
 
 
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.aten], ids=lambda entry: entry.spec)
-def test_an_aten_list_names_the_same_families(entry):
-    """The list that PyTorch would take stands for no other families than the policy's."""
-    known = {OPS[op].name for op in entry.aten if op != "mm" or not entry.spec.startswith("torchtitan")}
-    families = {family.name for family, _ in entry.policy.families}
-    widened = {"weight_matmul", "batched_matmul"} if "matmul" in families else set()
-    assert known == (families - {"matmul"}) | widened
+def test_the_form_by_family_lists_every_family():
+    entry = next(entry for entry in ENTRIES if entry.spec.startswith("ops:"))
+    assert entry.kept.endswith(" ".join(["families:", *(family.name for family in SELECTABLE)]))
 
 
 # -- where JAX won't ask ---------------------------------------------------------------------------------------
