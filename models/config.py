@@ -1,10 +1,10 @@
 """Sizes of published models, and two that train on a laptop."""
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from jremat.estimate.config import TransformerConfig
+from jremat.policy.messages import near
 
 
 def _gpt(
@@ -89,7 +89,6 @@ def get(name: str) -> TransformerConfig:
     ValueError: model: no size 'gpt2-medum'; did you mean 'gpt2-medium' or 'gpt2-large'?
     """
     if name not in sizes:
-        close = difflib.get_close_matches(name, sizes, n=2)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(sizes)}"
-        raise ValueError(f"model: no size {name!r}; {hint}")
+        hint = near(name, sizes) or f"; there are {', '.join(sizes)}"
+        raise ValueError(f"model: no size {name!r}{hint}")
     return sizes[name]

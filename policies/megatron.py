@@ -6,11 +6,11 @@ All else stays, so these policies are for ``jremat.checkpoint`` and ``jremat.rem
 only.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from jremat.policy import Policy
+from jremat.policy.messages import near
 
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -45,6 +45,5 @@ def modules(names: Iterable[str]) -> Policy:
 def _tensors(module: str) -> tuple[str, ...]:
     if module in MODULES:
         return MODULES[module]
-    near = difflib.get_close_matches(module, MODULES, n=2)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(MODULES)}"
-    raise ValueError(f"policy: Megatron has no module {module!r} to recompute; {hint}")
+    hint = near(module, MODULES) or f"; there are {', '.join(MODULES)}"
+    raise ValueError(f"policy: Megatron has no module {module!r} to recompute{hint}")

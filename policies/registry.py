@@ -127,7 +127,7 @@ def load(path: str | os.PathLike[str]) -> PolicyLike:
 def _unheard(policy: Policy) -> bool:
     """Whether ``jax_remat3`` is on and JAX wouldn't ask the plain policy about all that it keeps."""
     if "jax" not in sys.modules and not os.environ.get("JAX_REMAT3"):
-        return False  # JAX isn't loaded, nor will it be told to; a spec is read without waiting for it
+        return False  # JAX isn't loaded, nor is the flag set; a spec is read without waiting for it
     from jremat.jax_internals import remat3_calls_policies, remat3_is_on
 
     if not remat3_is_on():

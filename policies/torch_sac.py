@@ -5,10 +5,10 @@
 reads, and ``mm`` and ``addmm`` are one family, as JAX has no matmul with a bias in it.
 """
 
-import difflib
 from collections.abc import Iterable
 
 from jremat.policy import Family, Policy
+from jremat.policy.messages import near
 from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, COLLECTIVE, CONV, SCALED_MATMUL, TOP_K, WEIGHT_MATMUL
 
 _FAMILIES = (WEIGHT_MATMUL, BATCHED_MATMUL, CONV, SCALED_MATMUL, ATTENTION, TOP_K, COLLECTIVE)
@@ -50,6 +50,5 @@ def _family(op: str) -> Family:
     name = op_name(op)
     if name in OPS:
         return OPS[name]
-    near = difflib.get_close_matches(name, OPS, n=2)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(sorted(OPS))}"
-    raise ValueError(f"policy: no op family keeps just the aten op {op!r}; {hint}")
+    hint = near(name, OPS) or f"; there are {', '.join(sorted(OPS))}"
+    raise ValueError(f"policy: no op family keeps just the aten op {op!r}{hint}")

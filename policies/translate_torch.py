@@ -134,6 +134,6 @@ def _by_op(forced: list[str]) -> tuple[Policy, list[str]]:
 
 def _leftovers(settings: Mapping[str, Any]) -> tuple[str, ...]:
     set_here = {key: value for key, value in settings.items() if key in _TORCH and value != _TORCH[key][0]}
-    said = [f"{key}: {_TORCH[key][1]}" for key in set_here]
+    notes = [f"{key}: {_TORCH[key][1]}" for key in set_here]
     lost = [f"{key}: unknown here, not carried over" for key in settings if key not in _TORCH]
-    return (*said, *lost)
+    return (*notes, *lost)

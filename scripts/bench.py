@@ -5,7 +5,7 @@
 Every combination of model, policy, batch, sequence and target is a case. A target that is described, not held, is
 compiled for, and its rows say so; one that is here also runs. Each case runs in a process of its own, so that one that
 fails is a row and not the end. ``--json`` keeps the rows as they land, and a second run continues the file. Exit codes:
-0 some case came out and fits; 1 none does; 2 something that the user can put right, said in one line.
+0 some case came out and fits; 1 none does; 2 something that the user can put right, named in one line.
 """
 
 import signal

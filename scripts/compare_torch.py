@@ -4,7 +4,7 @@
 
 Bytes kept and matmuls recomputed are those of the stack of blocks; loss, gradients, peak and time those of the whole
 step. Needs PyTorch 2.13. Exit codes: 0 all that must hold does; 1 something doesn't; 2 something that the user can put
-right, said in one line.
+right, named in one line.
 """
 
 import importlib.metadata
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None) -> int:
         import policies
 
         for spec in compare.policies:
-            policies.get(spec)  # a name that is wrong is told before anything runs
+            policies.get(spec)  # an unknown name is refused before anything runs
         rows = _compared(compare)
         if compare.device == "cuda":
             from scripts.compare.torch_cuda import rows as on_the_gpu
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 
 def _compared(compare: Compare) -> list[dict[str, Any]]:
-    """The rows, each told and written as it lands."""
+    """The rows, each printed and written as it lands."""
     from scripts.compare.session import Case, Session
     from scripts.compare.timing import timed
 
@@ -112,8 +112,8 @@ def _write(compare: Compare, rows: list[dict[str, Any]], *, whole: bool) -> None
         size = {"config": compare.config().to_dict(), "batch": compare.batch, "seq": compare.seq}
         found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "torch")}
         where = {"versions": found, "python": platform.python_version(), "machine": platform.machine()}
-        said = where | size | {"whole": whole, "failed": failed(rows), "rows": rows}
-        write_whole(compare.json, json.dumps(said, indent=1) + "\n")
+        figures = where | size | {"whole": whole, "failed": failed(rows), "rows": rows}
+        write_whole(compare.json, json.dumps(figures, indent=1) + "\n")
 
 
 def _report(compare: Compare, rows: list[dict[str, Any]]) -> int:

@@ -3,7 +3,7 @@
     python scripts/estimate.py --model llama3-8b --batch 1 --seq 8192 --hbm 80GiB --policies all
 
 The step is traced with letters for its sizes; nothing is compiled or run. Exit codes: 0 done; 1 with --hbm: nothing
-fits; 2 something that the user can put right, said in one line.
+fits; 2 something that the user can put right, named in one line.
 """
 
 import gc

@@ -3,7 +3,7 @@
     python scripts/explain.py --model gpt2 --policy save_only_matmuls --against full --html gpt2.html
 
 The loss is traced with its gradient; nothing is compiled or run. A function of your own: ``jremat explain --help``.
-Exit codes: 0 done; 2 something that the user can put right, said in one line.
+Exit codes: 0 done; 2 something that the user can put right, named in one line.
 """
 
 import signal

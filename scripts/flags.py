@@ -7,7 +7,7 @@ that materialises its scores, computed in bfloat16 (float32 where it runs on a C
 128 tokens, so that a run on any machine is over soon.
 
 Exit codes are the same too: 0 done; 1 the answer is no (nothing fits, nothing came out, something that must hold
-doesn't); 2 something that the user can put right, said in one line; 130 stopped by Ctrl-C.
+doesn't); 2 something that the user can put right, named in one line; 130 stopped by Ctrl-C.
 """
 
 from pathlib import Path

@@ -4,7 +4,7 @@
 
 The whole training step (AdamW on a donated state) is traced under each plan that is looked at, and compiled for the
 target under the one that is chosen; the target need not be here, and times are modelled unless --measure runs it.
-Exit codes: 0 a plan that fits; 1 nothing fits; 2 something that the user can put right, said in one line.
+Exit codes: 0 a plan that fits; 1 nothing fits; 2 something that the user can put right, named in one line.
 """
 
 import signal
@@ -45,20 +45,20 @@ def main(argv: Sequence[str] | None) -> int:
     out, case = console(), flags.case
     # Said once, when the flags have proved right and what takes its time begins.
     begin = cache(lambda: say(PROGRAM, f"planning {case.model} for {case.target} …"))
-    told: dict[str, Any] = {"begin": begin, "drop": cache(lambda problem: warn(PROGRAM, problem))}
+    report: dict[str, Any] = {"begin": begin, "drop": cache(lambda problem: warn(PROGRAM, problem))}
     try:
         kind, config = target(case.target), config_of(case)
         if flags.compiles:
             require_plugin(kind)  # before the search, which takes its time
         devices = kind.num_devices
         if flags.largest_batch:
-            answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **told)
+            answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **report)
             sizes = [of_sizes(tried, "batch")]
         elif flags.largest_seq:
-            answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens, **told)
+            answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens, **report)
             sizes = [of_sizes(tried, "seq")]
         else:
-            answer, sizes = ask(flags, case, **told), []
+            answer, sizes = ask(flags, case, **report), []
     except DoesNotFit as error:
         fail(PROGRAM, error)
         _what_would_help(flags, error, out)

@@ -3,7 +3,7 @@
     python scripts/train.py --policy dots_saveable --steps 50 --json out.json
 
 The run itself stands in ``scripts/training/session.py``: check everything, compile, train, sum up. Exit codes: 0 done;
-1 the loss diverged or memory ran out; 2 something that the user can put right, said in one line; 130 or 143 stopped by
+1 the loss diverged or memory ran out; 2 something that the user can put right, named in one line; 130 or 143 stopped by
 Ctrl-C or SIGTERM, after saving.
 """
 

@@ -19,6 +19,7 @@ _MODEL = {"jremat.jax_internals", "jremat.calibration", "jremat.policy", "jremat
 ALLOWED: dict[str, set[str]] = {
     "jremat.quiet_cuda": set(),
     "jremat.callable_package": set(),
+    "jremat.child_process": set(),
     "jremat.jax_internals": set(),
     "jremat.calibration": set(),
     "jremat.policy": {"jremat.jax_internals"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
         "jremat.transform",
         "jremat.callable_package",
     },
-    "jremat.measure": _MODEL,
+    "jremat.measure": {*_MODEL, "jremat.child_process"},
     "jremat.terminal": {"jremat.policy", "jremat.quiet_cuda"},
     "jremat.plan": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.callable_package"},
     "jremat.fit": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.callable_package"},

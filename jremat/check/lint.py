@@ -56,7 +56,7 @@ def lint(
         static_argnames, static_argnums: as of ``jremat.checkpoint``.
 
     Returns:
-        The findings, dearest rule order first; empty where there is nothing to say.
+        The findings, costliest rule first; empty where nothing is found.
 
     Raises:
         ValueError: nothing in the arguments floats; or the policy is none, or needs ``num_layers``.

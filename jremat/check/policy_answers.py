@@ -60,7 +60,7 @@ def names_heard(policy: Any) -> dict[str, Decision]:
     tried = private(policy)
     default = on_name(tried, _UNUSED_NAME)
     answers = {word: on_name(tried, word) for word in sorted(set(_words(policy, set())))}
-    return {word: said for word, said in answers.items() if said is not default}
+    return {word: decision for word, decision in answers.items() if decision is not default}
 
 
 def answers_differ(policy: Any, eqn: Any, tries: int = 6) -> bool:

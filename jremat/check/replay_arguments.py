@@ -39,9 +39,9 @@ def jit_under(options: Mapping[str, Any] | None) -> Callable[..., Any]:
         try:
             jax.jit(lambda: 0, compiler_options=chosen)()
         except (jax.errors.JaxRuntimeError, TypeError) as error:
-            said = str(error).removeprefix("INVALID_ARGUMENT: ").splitlines()[0]
+            message = str(error).removeprefix("INVALID_ARGUMENT: ").splitlines()[0]
             unread = "expected names of XLA's options with a word, a number or a truth"
-            why = said if isinstance(error, jax.errors.JaxRuntimeError) else unread
+            why = message if isinstance(error, jax.errors.JaxRuntimeError) else unread
             raise ValueError(f"compiler_options: {why}, got {chosen!r}") from None
     return lambda run: jax.jit(run, compiler_options=chosen)
 

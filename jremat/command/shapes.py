@@ -1,13 +1,14 @@
 """Arguments that are only described: ``f32[8,128]`` on a command line."""
 
 import ast
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
+
+from jremat.policy.messages import near
 
 _SHORT = {
     **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
@@ -93,9 +94,7 @@ def _shape(node: ast.AST, text: str, scope: Any) -> tuple[Any, ...]:
 
 def _dtype(name: str) -> Any:
     if name not in _DTYPES:
-        near = difflib.get_close_matches(name, _DTYPES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"args: expected a dtype such as f32, bf16 or i32, got {name!r}{hint}")
+        raise ValueError(f"args: expected a dtype such as f32, bf16 or i32, got {name!r}{near(name, _DTYPES, 1, 0.4)}")
     dtype = jnp.dtype(_SHORT.get(name, name))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # JAX would take half of it in silence
         raise ValueError(f"args: {name} needs JAX's 64 bits; set JAX_ENABLE_X64=1")

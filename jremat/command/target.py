@@ -1,6 +1,5 @@
 """A function that is named on the command line, and what it is called with."""
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -14,6 +13,7 @@ from typing import Any
 
 from jremat.command.shapes import EXAMPLE, read_arguments
 from jremat.graph.arguments import is_array
+from jremat.policy.messages import near
 
 FORM = "package.module:function or path/to/file.py:function"
 
@@ -33,9 +33,7 @@ def function_at(place: str) -> Any:
     found: Any = _module(home)
     for name in path.split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"function: {home} has no {name!r}{hint}")
+            raise ValueError(f"function: {home} has no {name!r}{near(name, dir(found), 1)}")
         found = getattr(found, name)
     return found
 

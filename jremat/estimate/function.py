@@ -1,6 +1,5 @@
 """The training step of a block or a loss of one's own, for an estimate."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from jax import lax
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.traced import Run, Traced, trace_step
 from jremat.policy.layers import LayerPlan
+from jremat.policy.messages import near
 from jremat.policy.policy import Policy
 from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack as chained
@@ -76,8 +76,7 @@ def run_of(
     letters = traced.letters
     for name in sizes:
         if name not in letters:
-            near = difflib.get_close_matches(name, letters, n=1, cutoff=0.1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = near(name, letters, 1, 0.1)
             raise ValueError(f"sizes: {name!r} is no letter in the arguments' shapes{hint}")
         whole_number(f"sizes: {name}", sizes[name])
     missing = sorted(letters - sizes.keys())

@@ -23,7 +23,7 @@ STATIC_BYTES: Mapping[str, int] = MappingProxyType({"weights": 2, "gradients": 2
 
 SLIPS: Mapping[str, str] = MappingProxyType(
     {
-        "selective recomputes only the expensive ones": "inverted: it keeps what is dear to make and small to hold, "
+        "selective recomputes only the expensive ones": "inverted: it keeps what costs much and is small, "
         "and recomputes attention's core, which is large to hold and cheap to make (section 5)",
         "full recompute saves roughly 2×": "34 sbh a layer to 2 sbh is 17×, before a layer's own working memory",
         "a SwiGLU layer keeps 34 bsh": "its lines sum to 36 bsh, with f = 8h/3; see SWIGLU_LINES",

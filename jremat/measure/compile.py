@@ -108,16 +108,16 @@ def compiled(
 def explained(error: Exception, kind: Target) -> CompileError:
     """An error of XLA's as one line, with the cure where it is known."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    said = lines[0].removeprefix("INTERNAL: ").strip()[:300]
+    message = lines[0].removeprefix("INTERNAL: ").strip()[:300]
     everything = str(error).lower()
     if "resource_exhausted" in everything or "out of memory" in everything:
         room = f" ({kind.hbm_bytes / 2**30:.1f} GiB)" if kind.hbm_bytes else ""
-        return CompileError("out_of_memory", f"{kind.name}: the program does not fit the device{room}: {said}")
+        return CompileError("out_of_memory", f"{kind.name}: the program does not fit the device{room}: {message}")
     if "cudnn" in everything:
-        return CompileError("failed", f"{kind.name}: {said}; is cuDNN here? {pip_line('cudnn')}")
+        return CompileError("failed", f"{kind.name}: {message}; is cuDNN here? {pip_line('cudnn')}")
     if any(word in everything for word in ("libdevice", "ptxas", "nvlink")):
-        return CompileError("failed", f"{kind.name}: {said}; is the CUDA compiler here? {pip_line('cuda')}")
-    return CompileError("failed", f"{kind.name}: compile failed: {said}")
+        return CompileError("failed", f"{kind.name}: {message}; is the CUDA compiler here? {pip_line('cuda')}")
+    return CompileError("failed", f"{kind.name}: compile failed: {message}")
 
 
 def is_array(leaf: Any) -> bool:

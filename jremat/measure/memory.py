@@ -44,8 +44,8 @@ class Fit:
 
     def __str__(self) -> str:
         left = f"{human(abs(self.free_bytes))} {'left' if self.fits else 'too much'}"
-        said = f"{'fits' if self.fits else 'does not fit'} in {human(self.limit_bytes)}, the margin left out: {left}"
-        return f"{said}\n{self.memory}"
+        verdict = f"{'fits' if self.fits else 'does not fit'} in {human(self.limit_bytes)}, the margin left out: {left}"
+        return f"{verdict}\n{self.memory}"
 
     __repr__ = __str__
 

@@ -166,7 +166,7 @@ def time_step(
         steps, warmup: how many, at least 1 each; the first call compiles.
         advance: the next call's arguments from a call's result and arguments. A step that donates its state needs
             it: ``advance=lambda result, args: (result[0], *args[1:])``.
-        on_step: told how many of the ``warmup + steps`` calls are done.
+        on_step: called with how many of the ``warmup + steps`` calls are done.
 
     Raises:
         ValueError: ``steps`` or ``warmup`` below 1, or arguments that an earlier call took over.

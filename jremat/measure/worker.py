@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 from jax import export
 
+from jremat.child_process import last_error, run_logged
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import CompileError, as_jitted, explained, is_array, lower
 from jremat.measure.memory_analysis import Memory, measured
@@ -71,8 +71,8 @@ def run(
         code = _in_process(folder, timeout_seconds, kind)
         answer = Path(folder) / "answer"
         if not answer.exists():
-            said = (Path(folder) / "stderr").read_text(errors="replace")
-            raise CompileError("crashed", f"{kind.name}: the compiler's process {_ended(code)}: {_last_word(said)}")
+            line = last_error(Path(folder) / "stderr")
+            raise CompileError("crashed", f"{kind.name}: the compiler's process {_ended(code)}: {line}")
         found = pickle.loads(answer.read_bytes())
     if isinstance(found, Exception):
         raise found
@@ -143,35 +143,15 @@ def _in_process(folder: str, timeout_seconds: float, kind: Target) -> int:
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # this process may hold the device's memory already
     if kind.described or kind.platform == "cpu":
         environment["JAX_PLATFORMS"] = "cpu"
-    with (Path(folder) / "stderr").open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jremat.measure.worker", folder],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-        )
-        try:
-            return process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired as error:
-            raise CompileError(
-                "timed_out", f"{kind.name}: the compile outran its {timeout_seconds:g} s and was stopped"
-            ) from error
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    command = [sys.executable, "-m", "jremat.measure.worker", folder]
+    code = run_logged(command, environment, Path(folder) / "stderr", timeout_seconds)
+    if code is None:
+        raise CompileError("timed_out", f"{kind.name}: the compile outran its {timeout_seconds:g} s and was stopped")
+    return code
 
 
 def _ended(code: int) -> str:
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-
-
-def _last_word(said: str) -> str:
-    """The most telling line of what a crashed process wrote: a check that failed, or the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "Check failed" in line or line.startswith("F0") or "Error:" in line]
-    return (telling or lines or ["it said nothing"])[-1][:300]
 
 
 def main(folder: str) -> None:

@@ -132,10 +132,10 @@ def fixed_order(problem: Problem, budget: Budget) -> Outcome | None:
     groups = [marks - _forced(problem) for marks in named if marks]
     to_host = budget.host_bytes > 0 and problem.link is not None
     walk = [(0, moved) for moved in range(len(groups) + 1)] if to_host else [(0, 0)]
-    walk += [(gone, len(groups) if to_host else gone) for gone in range(1, len(groups) + 1)]
-    for gone, moved in walk:
+    walk += [(dropped, len(groups) if to_host else dropped) for dropped in range(1, len(groups) + 1)]
+    for dropped, moved in walk:
         kept = _forced(problem).union(*groups[moved:])
-        found = problem.outcome(kept, frozenset().union(*groups[gone:moved]))
+        found = problem.outcome(kept, frozenset().union(*groups[dropped:moved]))
         if found.kept_bytes <= budget.device_bytes and found.host_bytes <= budget.host_bytes:
             return found
     return None

@@ -63,8 +63,8 @@ class Point:
         plan: a policy for all layers, or a plan over them.
         kept_bytes: of all layers, over what full remat keeps, on all devices.
         predicted_peak_bytes: of the whole step.
-        expected_peak_bytes: the same, corrected by what the compiler said of near plans that run in the same way; what
-            the compiler said of this plan where it was compiled.
+        expected_peak_bytes: the same, corrected by the compiled peaks of near plans that run in the same way; the
+            compiled peak where this plan was compiled.
         recompute_seconds: modelled, of all layers; None under an objective of FLOPs.
         recompute_flops: matmuls, of all layers.
     """

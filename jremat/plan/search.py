@@ -15,7 +15,7 @@ PeakOf = Callable[[Policy | LayerPlan], int]
 
 @dataclass(frozen=True)
 class Compiled:
-    """A choice of which the compiler said what it needs.
+    """A choice that was compiled.
 
     Args:
         choice: it.
@@ -58,7 +58,7 @@ class Found:
 
 
 def _corrected(choice: Choice, predicted: int, compiled: Iterable[Compiled], reach: float) -> int:
-    """A prediction, corrected by what the compiler said of the nearest choice that runs as this one does.
+    """A prediction, corrected by the compiled peak of the nearest choice that runs as this one does.
 
     What a prediction misses depends on how the layers run (one loop, several loops, groups, schedules) and on how much
     they keep. So the correction is that of the nearest compiled choice of the same kind, in full where both keep as

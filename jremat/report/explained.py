@@ -10,7 +10,7 @@ from jremat.report.explain import Explanation, Fate, Row
 from jremat.terminal.tables import Table, changed, columns, human, human_flops
 
 SMALL_SHARE = 1e-3
-"""Of all kept bytes: values below it that cost no matmul are told together, one line a part."""
+"""Of all kept bytes: values below it that cost no matmul are listed together, one line a part."""
 
 FATE_WORDS: dict[Fate, str] = {"kept": "kept", "offloaded": "host", "recomputed": "again"}
 
@@ -182,7 +182,7 @@ _SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f6
 
 
 def is_small(row: Row, held: int) -> bool:
-    """Whether a value is told together with others: next to no bytes of all that are held, and no matmul."""
+    """Whether a value is listed together with others: next to no bytes of all that are held, and no matmul."""
     kept = row.fate != "recomputed"
     return not row.recompute_flops and (row.fetched or row.bytes < SMALL_SHARE * held if kept else not _tagged(row))
 

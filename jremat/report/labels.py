@@ -10,7 +10,7 @@ _PLACES = (
     *((-12, 14, "right", "bottom"), (-12, -14, "right", "top"), (16, 26, "left", "bottom"), (16, -26, "left", "top")),
 )
 _NEAR = 0.012
-"""Of an axis: points nearer than this in both directions can't be told apart, and share a label."""
+"""Of an axis: points nearer than this in both directions are indistinguishable, and share a label."""
 
 
 def merged(

@@ -245,12 +245,12 @@ def _findings(findings: Sequence[Any]) -> str:
 
 
 def _notes(timeline: Timeline) -> str:
-    said = (
+    summary = (
         "Kept bytes and matmuls recomputed are exact, read from the program of the function and its gradient. The "
         "memory's timeline is predicted from the program; nothing was compiled or run. It assumes:"
     )
     items = "".join(f"<li>{escape(text)}</li>" for text in timeline.assumptions)
-    return f"<p>{said}</p><ul>{items}</ul>"
+    return f"<p>{summary}</p><ul>{items}</ul>"
 
 
 def _section(key: str, title: str, body: str) -> str:

@@ -26,7 +26,7 @@ LINES = {
 """The lines, by what the peak calls them, in the order in which they are stacked: what stays longest at the bottom."""
 
 MOST_BUFFERS = 1000
-"""Buffers that are told one by one, the largest; the lines hold all of them."""
+"""Buffers that are listed one by one, the largest; the lines hold all of them."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def timeline(peak: Peak, kept: Iterable[Row] = (), *, updates: bool = True) -> T
         for kind in ("kept activation" if names.is_copy(buffer) else _kind(buffer, moments),)
     )
     found = {kind: _alive([b for b in buffers if b.kind == kind], len(moments)) for kind in LINES}
-    told = [sum(values) for values in zip(*found.values())]
+    listed = [sum(values) for values in zip(*found.values())]
     # What the peak counts beside buffers, such as the table of pointers in which results are handed back.
-    found["other"] = [more + m.alive_bytes - sum_ for more, m, sum_ in zip(found["other"], moments, told)]
+    found["other"] = [more + m.alive_bytes - sum_ for more, m, sum_ in zip(found["other"], moments, listed)]
     lines = tuple((LINES[kind], tuple(values)) for kind, values in found.items() if any(values))
     return Timeline(
         peak_bytes=peak.peak_bytes,
@@ -120,18 +120,18 @@ def thinned(found: Timeline, most: int) -> Timeline:
     width = -(-count // most)
     groups = [range(start, min(start + width, count)) for start in range(0, count, width)]
     kept = [max(group, key=lambda k: found.points[k].alive_bytes) for group in groups]
-    told = []
+    listed = []
     for buffer in found.buffers:  # alive at the first and at the last moment kept within its life
         born, dies = bisect.bisect_left(kept, buffer.born), bisect.bisect_right(kept, buffer.dies) - 1
         if born <= dies:
-            told.append(replace(buffer, born=born, dies=dies))
+            listed.append(replace(buffer, born=born, dies=dies))
     return replace(
         found,
         peak_step=kept.index(found.peak_step),
         points=tuple(found.points[k] for k in kept),
         lines=tuple((name, tuple(values[k] for k in kept)) for name, values in found.lines),
-        buffers=tuple(told),
-        untold=found.untold + len(found.buffers) - len(told),
+        buffers=tuple(listed),
+        untold=found.untold + len(found.buffers) - len(listed),
     )
 
 

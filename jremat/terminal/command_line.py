@@ -36,8 +36,8 @@ def run(main: Callable[[], int], program: str) -> NoReturn:
 def command(program: str) -> Callable[[Callable[[Sequence[str] | None], int]], Callable[..., int]]:
     """Makes ``main(argv=None)`` of a function of the arguments: what a user can put right ends it with exit code 2.
 
-    A ``ValueError`` is told in one line on stderr, and so is a file that can't be written. A reader of the output who
-    has had enough of it is no error: ``exit_code``'s.
+    A ``ValueError`` is printed in one line on stderr, and so is a file that can't be written. A closed reader of the
+    output is no error: ``exit_code``'s.
 
     Args:
         program: its name, in front of the line.
@@ -63,12 +63,12 @@ def command(program: str) -> Callable[[Callable[[Sequence[str] | None], int]], C
 def exit_code(main: Callable[[], int], program: str) -> int:
     """Run ``main`` to its exit code: 141 where nobody reads on, 130 after Ctrl-C, 2 where nothing can be written.
 
-    What was printed is flushed before this returns, so that a full disk is told and not lost. A stream that is closed
+    What was printed is flushed before this returns, so that a full disk is reported, not lost. A stream that is closed
     from the start takes everything and keeps nothing.
 
     Args:
-        main: the command; what a user can put right it tells by itself.
-        program: its name, in front of what is told here.
+        main: the command; it reports by itself what a user can put right.
+        program: its name, in front of what is reported here.
     """
     _open_streams()
     if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
@@ -245,7 +245,7 @@ def _say(program: str, kind: str, message: object) -> None:
 def _print(line: str) -> None:
     try:
         print(line, file=sys.stderr, flush=True)
-    except OSError:  # nobody is left to be told; the exit code still is
+    except OSError:  # nobody reads it any more; the exit code stays
         _to_nowhere(sys.stderr)
 
 
@@ -279,8 +279,8 @@ def _flags(config: Any) -> list[str]:
         if dataclasses.is_dataclass(hints[field.name]):
             found += _flags(hints[field.name])
             continue
-        said = getattr(hints[field.name], "__metadata__", ())
-        names = [name for one in said if (name := getattr(one, "name", None))] or [field.name]
+        annotations = getattr(hints[field.name], "__metadata__", ())
+        names = [name for one in annotations if (name := getattr(one, "name", None))] or [field.name]
         found += ["--" + name.replace("_", "-") for name in names]
-        found += [alias for one in said for alias in getattr(one, "aliases", None) or ()]
+        found += [alias for one in annotations for alias in getattr(one, "aliases", None) or ()]
     return found

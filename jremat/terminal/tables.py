@@ -33,8 +33,8 @@ def console(file: IO[str] | None = None) -> "Console":
     """Where tables go: as wide as the terminal or ``COLUMNS``, wide enough in a pipe; no text is read as markup."""
     from rich.console import Console
 
-    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    screen = Console(width=None if told else PIPE_WIDTH, file=file, markup=False, emoji=False, highlight=False)
+    fits_terminal = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    screen = Console(width=None if fits_terminal else PIPE_WIDTH, file=file, markup=False, emoji=False, highlight=False)
     screen.width = max(screen.width, LEAST_WIDTH)
     return screen
 

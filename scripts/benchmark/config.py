@@ -1,4 +1,4 @@
-"""What a benchmark is told: the flags, and the cases that they make.
+"""The flags of a benchmark, and the cases that they make.
 
 Nothing here imports JAX: the cases run in processes of their own, and help is answered at once.
 """

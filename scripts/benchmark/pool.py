@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jremat.child_process import last_error, run_logged
 from jremat.policy.files import write_json
 from scripts.benchmark.config import Case
 
@@ -24,31 +25,16 @@ def run(case: Case, timeout_seconds: float) -> dict[str, Any]:
     """The row of one case: its fields, what was found out, ``status`` and where it failed ``error``."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        asked, answered, said = (Path(folder) / name for name in ("case.json", "answer.json", "said"))
+        asked, answered, log = (Path(folder) / name for name in ("case.json", "answer.json", "log"))
         asked.write_text(json.dumps(dataclasses.asdict(case)))
-        with said.open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "scripts.benchmark.child", str(asked), str(answered)],
-                cwd=Path.cwd(),
-                env=_environment(case),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-            try:
-                code: int | None = process.wait(timeout_seconds)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        command = [sys.executable, "-m", "scripts.benchmark.child", str(asked), str(answered)]
+        code = run_logged(command, _environment(case), log, timeout_seconds)
         if code is None:
             found: dict[str, Any] = {"status": "timed_out", "error": f"took more than {timeout_seconds:g} s"}
         elif answered.exists():
             found = json.loads(answered.read_text())
         else:
-            found = {"status": "crashed", "error": f"exit {code}: {_last_word(said.read_text(errors='replace'))}"}
+            found = {"status": "crashed", "error": f"exit {code}: {last_error(log)}"}
     return dataclasses.asdict(case) | {"key": case.key} | found | {"case_seconds": time.perf_counter() - start}
 
 
@@ -58,12 +44,6 @@ def _environment(case: Case) -> dict[str, str]:
     if case.target.split("x")[0] != "local":
         found["JAX_PLATFORMS"] = "cpu"  # compiled for what is described; a GPU that is here stays free
     return found
-
-
-def _last_word(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "Check failed" in line]
-    return (telling or lines or ["it said nothing"])[-1][:300]
 
 
 class Rows:
@@ -110,9 +90,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def commit() -> dict[str, Any]:
     """The commit of the checkout and whether it has changes, or nothing outside one."""
-    said = subprocess.run(
+    done = subprocess.run(
         ["git", "-C", str(_ROOT), "status", "--porcelain=v2", "--branch"], capture_output=True, text=True, check=False
     )
-    lines = said.stdout.splitlines()
+    lines = done.stdout.splitlines()
     head = [line.split()[2] for line in lines if line.startswith("# branch.oid")]
     return {"commit": head[0], "uncommitted_changes": any(line[0] != "#" for line in lines)} if head else {}

@@ -54,13 +54,13 @@ def _jax(seconds: float) -> Iterator[dict[str, Any]]:
         own = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
         try:
             subprocess.run(command, env=own, timeout=seconds, check=False, stdout=subprocess.DEVNULL)
-            said = "not run"
+            status = "not run"
         except subprocess.TimeoutExpired:
-            said = f"no time: {seconds:.0f} s were over"
+            status = f"no time: {seconds:.0f} s were over"
         found = json.loads(file.read_text()) if file.exists() else []
     by_policy = {row["policy"]: row for row in found}
     for spec in POLICIES:
-        row = by_policy.get(spec, {"status": said})
+        row = by_policy.get(spec, {"status": status})
         speed = {key: row.get(key) for key in ("step_seconds", "tokens_per_second", "peak_bytes", "device_memory")}
         yield {"policy": spec, "pytorch": "JAX, on the GPU", "status": _status(row, speed), **speed}
 

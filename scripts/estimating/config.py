@@ -1,4 +1,4 @@
-"""What an estimate is told: the flags, and the run that they describe."""
+"""The flags of an estimate, and the run that they describe."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -44,7 +44,7 @@ def of_ways(ways: Sequence[Way], spec: str) -> Table:
 
 def of_beside(rows: Sequence[Beside]) -> Table:
     """The papers' count of one layer without remat beside the program's, term by term, and in all over b·s·h."""
-    slips = "\n".join(f"Where texts say {said!r}: {holds}." for said, holds in SLIPS.items())
+    slips = "\n".join(f"Where texts say {claim!r}: {holds}." for claim, holds in SLIPS.items())
     heads = ("tensor", "textbook", "program", "why they differ")
     table = columns("one layer under none, bytes", heads, loose=("why they differ",))
     table.caption = f"textbook: sbh(34 + 5as/h), 16-bit values, 1-byte masks, {SOURCE}.\n{slips}"

@@ -1,4 +1,4 @@
-"""What an explanation of a model is told. Nothing here imports JAX."""
+"""The flags of an explanation of a model. Nothing here imports JAX."""
 
 from dataclasses import dataclass, field
 

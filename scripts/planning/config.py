@@ -1,4 +1,4 @@
-"""What a planner is told: the flags. Nothing here imports JAX."""
+"""The flags of a plan. Nothing here imports JAX."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal

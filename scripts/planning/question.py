@@ -40,7 +40,7 @@ class Answer:
 
 
 def _nothing(*_: str) -> None:
-    """For whoever is told nothing."""
+    """Reports nothing."""
 
 
 def ask(
@@ -58,7 +58,7 @@ def ask(
         compiles: in place of the flags'.
         beside: whether named policies are traced too.
         begin: called before each step that is traced or compiled, which takes its time.
-        drop: told of each named policy that this model can't run, and why.
+        drop: called with each named policy that this model can't run and why.
 
     Raises:
         DoesNotFit: nothing fits.

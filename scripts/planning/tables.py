@@ -18,9 +18,9 @@ def of_kept(answer: Answer) -> Table:
     table = columns("kept for the backward pass, on one device", heads, right=figures, loose=("made at",))
     for row in _together(plan.kept):
         spared = row.spared * row.layers / devices
-        told = f"{spared * 1e3:.2f} ms" if plan.objective == "seconds" else human_flops(spared)
+        saved = f"{spared * 1e3:.2f} ms" if plan.objective == "seconds" else human_flops(spared)
         size = human(row.nbytes * row.layers / devices)
-        table.add_row(row.name, row.source, str(row.layers), size, row.where, told)
+        table.add_row(row.name, row.source, str(row.layers), size, row.where, saved)
     return table
 
 
@@ -39,7 +39,7 @@ def _together(rows: Sequence[Kept]) -> list[Kept]:
 def of_frontier(answer: Answer) -> Table:
     """The frontier, thinned, with the named policies in their places, most memory first.
 
-    Peaks are predicted; near a compiled plan that runs in the same way they are corrected by what the compiler said.
+    Peaks are predicted; near a compiled plan that runs in the same way they are corrected by the compiler's figure.
     """
     plan = answer.plan
     title = "frontier, predicted; named policies under the same cost model"

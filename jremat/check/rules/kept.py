@@ -55,7 +55,7 @@ def _saves_nothing(subject: Subject) -> Iterator[Finding]:
 def _left_out(site: Site) -> list[str]:
     if site.ours:  # which leaves the value before a tag out too
         return []
-    heard = {name for name, said in names_heard(site.policy).items() if said is RECOMPUTE}
+    heard = {name for name, decision in names_heard(site.policy).items() if decision is RECOMPUTE}
     return sorted(heard & tags_in(of_body(site)))
 
 

@@ -63,7 +63,7 @@ def _core_attention(subject: Subject) -> Iterator[Finding]:
         fused = next(kernels(ruling.site.body), None)
         if fused is None:
             continue
-        left_out = {n for n, said in ruling.heard.items() if said is RECOMPUTE}
+        left_out = {n for n, decision in ruling.heard.items() if decision is RECOMPUTE}
         if left_out and not left_out & tags_in(ruling.piece):
             yield Finding(
                 rule=CORE_ATTN_FUSED.slug,
@@ -98,7 +98,7 @@ def _named_outside(subject: Subject) -> Iterator[Finding]:
             if named is None:
                 continue
             inside = tags_in(_piece(kernel.jaxpr, [kernel.eqn], list(kernel.eqn.outvars)))
-            if any(said is not RECOMPUTE and name in inside for name, said in ruling.heard.items()):
+            if any(decision is not RECOMPUTE and name in inside for name, decision in ruling.heard.items()):
                 continue
             piece = _piece(kernel.jaxpr, named, list(named[-1].outvars))
             again = subject_of(take_apart(_under(piece, ruling.policy), piece.avals, {})).recomputed

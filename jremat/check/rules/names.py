@@ -33,7 +33,7 @@ class Ruling:
     @property
     def heard(self) -> dict[str, Decision]:
         """The names that it speaks of."""
-        return {name: said for name, said in names_heard(self.policy).items() if not name.startswith(MARK)}
+        return {name: decision for name, decision in names_heard(self.policy).items() if not name.startswith(MARK)}
 
 
 def rulings(subject: Subject) -> Iterator[Ruling]:
@@ -64,15 +64,15 @@ def _unknown_places(ruling: Ruling) -> Iterator[Finding]:
     if not isinstance(ruling.policy, Policy) or not ruling.policy.places:
         return
     made = [(value.path, value.source) for _, value in ruling.piece.graph.walk()]
-    for place, said in ruling.policy.places:
-        wanted = said is not ruling.policy.default and place not in ruling.policy.optional
+    for place, decision in ruling.policy.places:
+        wanted = decision is not ruling.policy.default and place not in ruling.policy.optional
         if wanted and not any(matches(place, *where) for where in made):
             yield Finding(
                 rule=UNKNOWN_NAME.slug,
                 message=f"the policy names {nothing_there(place, made)}",
                 place=ruling.site.source,
                 cure="name a path or a line at which the function makes a value",
-                cost_flops=rerun_flops(ruling.site) if said is not RECOMPUTE else 0,
+                cost_flops=rerun_flops(ruling.site) if decision is not RECOMPUTE else 0,
             )
 
 
@@ -80,7 +80,7 @@ def _unknown(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
         yield from _unknown_places(ruling)
         optional = ruling.policy.optional if isinstance(ruling.policy, Policy) else frozenset()
-        wanted = {n for n, said in ruling.heard.items() if said is not RECOMPUTE and n not in optional}
+        wanted = {n for n, decision in ruling.heard.items() if decision is not RECOMPUTE and n not in optional}
         if not wanted:
             continue
         borne = tags_in(ruling.piece)
@@ -101,7 +101,7 @@ def _unknown(subject: Subject) -> Iterator[Finding]:
 
 def _dropped(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
-        wanted = {n for n, said in ruling.heard.items() if said is not RECOMPUTE}
+        wanted = {n for n, decision in ruling.heard.items() if decision is not RECOMPUTE}
         if not wanted or ruling.site.ours:  # ours keeps the value that a tag names, whoever reads it
             continue
         read, dropped = set(), {}

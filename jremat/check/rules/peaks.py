@@ -129,7 +129,7 @@ def _rises(subject: Subject) -> Iterator[Finding]:
             message=f"keeps {saved:,} bytes less, but its reruns need more "
             "than that while they run: the peak is higher than without remat",
             place=first,
-            cure="keep what is small and dear to recompute (a reduction's result, a decision, a kernel's output) by "
+            cure="keep what is small and costly to recompute (a reduction's result, a decision, a kernel's output) by "
             "name; or remat smaller pieces",
             cost_bytes=subject.peak.temp_bytes - bare.peak.temp_bytes,
         )

@@ -69,8 +69,8 @@ def _counting(subject: Subject) -> Iterator[Finding]:
             continue
         policy = private(site.policy)
         order = [(eqn, line, decision(policy, eqn)) for eqn, _, line in equations(site.body)]
-        matmuls = [(line, said) for eqn, line, said in order if eqn.primitive.name == "dot_general"]
-        kept = [f"{k} ({line})" for k, (line, said) in enumerate(matmuls, 1) if said is not RECOMPUTE]
+        matmuls = [(line, decision) for eqn, line, decision in order if eqn.primitive.name == "dot_general"]
+        kept = [f"{k} ({line})" for k, (line, decision) in enumerate(matmuls, 1) if decision is not RECOMPUTE]
         yield Finding(
             rule=COUNTED_MATMULS.slug,
             message=f"the policy decides by count: of {len(matmuls)} matmuls it keeps {', '.join(kept) or 'none'}; "
