@@ -21,12 +21,20 @@ def _estimate(argv: Sequence[str]) -> int:
     return main(argv)
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": _explain, "estimate": _estimate}
+def _fit(argv: Sequence[str]) -> int:
+    from jremat.command.fit import main
+
+    return main(argv)
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": _explain, "estimate": _estimate, "fit": _fit}
 USAGE = """usage: jremat explain FUNCTION [flags]
        jremat estimate MODEL [flags]
+       jremat fit FUNCTION [flags]
 
 estimate  what a training step needs, in formulas and in bytes; `jremat estimate --help`
 explain   what a function keeps, moves and recomputes for its gradient, and why; `jremat explain --help`
+fit       a plan under which a loss fits the memory, confirmed by compiling; `jremat fit --help`
 """
 
 

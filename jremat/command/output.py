@@ -39,15 +39,24 @@ class Output:
         Raises:
             ValueError: a folder, or one that isn't there.
         """
-        for name, path in (("json", self.json), ("html", self.html)):
-            if path is None:
-                continue
-            if path.is_dir():
-                raise ValueError(f"{name}: expected a file, got a folder: {path}")
-            if not path.absolute().parent.is_dir():
-                raise ValueError(f"{name}: no such folder: {path.absolute().parent}")
-            if not os.access(path.absolute().parent, os.W_OK):
-                raise ValueError(f"{name}: cannot write in {path.absolute().parent}")
+        check_file("json", self.json)
+        check_file("html", self.html)
+
+
+def check_file(name: str, path: Path | None) -> None:
+    """Refuse a file that can't be written; None is no file.
+
+    Raises:
+        ValueError: a folder, or one that isn't there.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{name}: expected a file, got a folder: {path}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{name}: no such folder: {path.absolute().parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"{name}: cannot write in {path.absolute().parent}")
 
 
 @dataclass(frozen=True)

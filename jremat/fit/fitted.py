@@ -98,9 +98,7 @@ def parts_of(program: Program, plan: FitPlan) -> list[Part]:
     """
     graph = graph_of(program, SELECTABLE)
     if graph.signature.partition("-")[0] != plan.fingerprint.partition("-")[0]:
-        op = graph.first_difference(plan.fingerprint)
-        where = f": it differs first at {op.primitive}, {op.source or 'no line'}" if op else ""
-        raise ValueError(f"plan: expected a plan of this program, got one of another{where}")
+        raise ValueError(f"plan: it {graph.differs_from(plan.fingerprint)}: fit anew")
     return parts_of_segments(program, plan.segments)
 
 

@@ -1,6 +1,7 @@
 """A plan for any program, as data: its segments, what each keeps, and what they come to."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ class PlannedSegment:
         source: the user's lines that it begins and ends with.
         largest: names and bytes of the largest values kept.
         inside: the loops and branches in it whose bodies are planned.
+        modules: the modules whose operations it begins and ends with.
     """
 
     start: int
@@ -38,6 +40,7 @@ class PlannedSegment:
     source: str = ""
     largest: str = ""
     inside: "tuple[PlannedInside, ...]" = ()
+    modules: str = ""
 
     @property
     def rematted(self) -> bool:
@@ -167,7 +170,9 @@ class FitPlan:
         ]
         held, spent = sum(s.held_bytes for s in self.segments) or 1, self.seconds or 1.0
         rows = [row for segment in self.segments for row in _lines(segment, held, spent)]
-        table = aligned([("ops", "", "held", "", "recompute", "lines, largest kept"), *rows], right=(0, 2, 3, 4))
+        table = aligned(
+            [("ops", "", "held", "", "recompute", "modules, lines, largest kept"), *rows], right=(0, 2, 3, 4)
+        )
         return "\n".join([*(aligned([head]) for head in heads), table])
 
     __repr__ = __str__
@@ -182,7 +187,7 @@ def _lines(segment: PlannedSegment, held: int, spent: float, depth: int = 0) -> 
         human(segment.held_bytes),
         f"{segment.held_bytes / held:.0%}" if not depth else "",
         f"{segment.seconds / spent:.0%}" if not depth else "",
-        "  ".join(filter(None, (segment.source, segment.largest))),
+        "  ".join(filter(None, (segment.modules, re.sub(r" \([^)]*\)", "", segment.source), segment.largest))),
     )
     for own in segment.inside:
         times = f"{own.primitive} of {own.length}" if own.primitive == SCAN else own.primitive

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jremat.fit.choose import Inside, Segment
 from jremat.fit.plan import PlannedInside, PlannedSegment
 from jremat.fit.program import bodies_of
+from jremat.graph.graph import Value
 from jremat.graph.trace import Program, graph_of
 from jremat.plan.read_block import markable
 from jremat.policy.ops import SELECTABLE
@@ -25,8 +26,10 @@ def planned_segments(program: Program, segments: Sequence[Segment]) -> tuple[Pla
     found = []
     for segment in segments:
         kept = sorted((places[mark].value for mark in segment.kept or ()), key=lambda value: -value.nbytes)
-        largest = [f"{value.name or value.primitive} {human(value.nbytes)}" for value in kept[:2] if value.nbytes]
-        lines = [*dict.fromkeys(op.source for op in graph.ops[segment.start : segment.end] if op.source)]
+        largest = [f"{_called(value)} {human(value.nbytes)}" for value in kept[:2] if value.nbytes]
+        ops = graph.ops[segment.start : segment.end]
+        lines = dict.fromkeys(op.source for op in ops if op.source)
+        modules = dict.fromkeys(path for op in ops for out in op.outputs if (path := graph.values[out].path))
         found.append(
             PlannedSegment(
                 segment.start,
@@ -35,9 +38,21 @@ def planned_segments(program: Program, segments: Sequence[Segment]) -> tuple[Pla
                 segment.held_bytes,
                 segment.seconds,
                 segment.flops,
-                " … ".join(lines[:1] + lines[1:][-1:]),
+                _ends(list(lines)),
                 ", ".join(largest),
                 tuple(map(planned_inside, segment.inside)),
+                _ends(list(modules)),
             )
         )
     return tuple(found)
+
+
+def _ends(texts: list[str]) -> str:
+    """The first and the last."""
+    return " … ".join(texts[:1] + texts[1:][-1:])
+
+
+def _called(value: Value) -> str:
+    """What a reader knows a value by: its tag, or its operation and module."""
+    module = value.path.rpartition("/")[2]
+    return value.name or (f"{value.primitive} of {module}" if module else value.primitive)

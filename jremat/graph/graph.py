@@ -130,6 +130,22 @@ class Graph:
         at = next((k for k in places if mine[2 * k : 2 * k + 2] != theirs[2 * k : 2 * k + 2]), len(places))
         return self.ops[at] if theirs and at < len(self.ops) else None
 
+    def differs_from(self, signature: str) -> str:
+        """What to say of a plan for the graph with another ``signature``: the first operation that differs."""
+        why = "other shapes, another function or another JAX"
+        differs = self.first_difference(signature)
+        if "-" not in signature:  # written by hand
+            return f"was planned for graph {signature}, the function's graph is {self.fingerprint}; {why}"
+        if differs is None:
+            return f"was planned for another program, which begins as this function does; {why}"
+        made = ", ".join(f"{self.values[o].dtype}{list(self.values[o].shape)}" for o in differs.outputs)
+        path = next((self.values[o].path for o in differs.outputs if self.values[o].path), "")
+        where = (f" in {path}" if path else "") + (f" at {differs.source}" if differs.source else "")
+        return (
+            f"was planned for another program; the first operation that differs is {differs.primitive} to {made}"
+            f"{where}; {why}"
+        )
+
     @cached_property
     def _text(self) -> tuple[str, list[str]]:
         """What the fingerprint is made of: of what is given, and of each operation."""

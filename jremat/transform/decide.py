@@ -173,7 +173,7 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
     if policy.planned_for and (problem := policy.planned_for.shapes_problem(shapes_given(graph))):
         return f"policy: {problem}"
     if policy.fingerprint is not None and policy.fingerprint.partition("-")[0] != graph.fingerprint:
-        return f"policy: {_plan(policy)} {_other_graph(graph, policy.fingerprint)}: plan anew"
+        return f"policy: {_plan(policy)} {graph.differs_from(policy.fingerprint)}: plan anew"
     every = tuple(candidates(graph))
     lost = sorted({value for value, _ in policy.values} - {c.value.id for c in every})
     if lost:
@@ -210,22 +210,6 @@ def _nowhere(graph: Graph, place: str, every: Collection[Candidate]) -> str:
     if hidden is not None:
         return f"{place!r}, which is inside a kernel ({hidden.source or hidden.path}), where only tags can be kept"
     return nothing_there(place, [(c.value.path, c.value.source) for c in every])
-
-
-def _other_graph(graph: Graph, signature: str) -> str:
-    """What to say where a plan was made for another graph."""
-    why = "other shapes, another function or another JAX"
-    differs = graph.first_difference(signature)
-    if "-" not in signature:  # by hand
-        return f"was planned for graph {signature}, the function's graph is {graph.fingerprint}; {why}"
-    if differs is None:
-        return f"was planned for another program, which begins as this function does; {why}"
-    made = ", ".join(f"{graph.values[o].dtype}{list(graph.values[o].shape)}" for o in differs.outputs)
-    where = f" at {differs.source}" if differs.source else ""
-    return (
-        f"was planned for another program; the first operation that differs is {differs.primitive} to {made}{where}; "
-        f"{why}"
-    )
 
 
 def _plan(policy: Policy) -> str:
