@@ -25,13 +25,19 @@ class MLP(nn.Module):
         return nn.Dense(WIDTH, use_bias=False, name="down_proj")(nn.silu(gate) * up)
 
 
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = x + Attention(name="attn")(nn.RMSNorm(name="norm1")(x))
+        return x + MLP(name="mlp")(nn.RMSNorm(name="norm2")(x))
+
+
 class Llama(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         x = nn.Embed(512, WIDTH, name="embed")(tokens)
         for k in range(LAYERS):
-            x = x + Attention(name=f"layers_{k}_attn")(nn.RMSNorm(name=f"layers_{k}_norm1")(x))
-            x = x + MLP(name=f"layers_{k}_mlp")(nn.RMSNorm(name=f"layers_{k}_norm2")(x))
+            x = Block(name=f"layers_{k}")(x)
         return nn.Dense(512, use_bias=False, name="head")(nn.RMSNorm(name="norm")(x))
 
 
