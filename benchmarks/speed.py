@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import jremat
 import policies
 from jremat.estimate.parallel import Parallel
+from jremat.estimate.training_step import TrainingStep
 from jremat.estimate.transformer import estimate, runs
 from models.config import get
 from models.remat import remat
@@ -115,7 +116,7 @@ def layouts() -> None:
     """Trace, then count layouts."""
     config = replace(get("llama3-8b"), compute_dtype="bfloat16", attention="blockwise")
     policy, shapes, start = policies.get("save_only_matmuls"), {"batch": 4096, "seq": 4096}, time.perf_counter()
-    (base,) = runs(config, policy, **shapes, parallel=Parallel(data=64))
+    (base,) = runs(TrainingStep(config=config, policy=policy, **shapes, parallel=Parallel(data=64)))
     base.ledger()
     print(f"traced in {time.perf_counter() - start:.2f} s")
     every, start = list(every_layout()), time.perf_counter()

@@ -60,12 +60,14 @@ def main(argv: Sequence[str] | None) -> int:
 
 def count(asked: Asked) -> tuple[list[Counted], list[str]]:
     """The ledger of every policy, and why some have none."""
+    from jremat.estimate.transformer import ledger_of  # loads JAX, which no flag needs
+
     counted, refused = [], []
     gc.disable()  # a trace is many objects that live long; scanning them again and again takes a quarter of the time
     try:
         for policy in asked.chosen:
             try:
-                counted.append((policy, replace(asked.run, policy=policy).ledger()))
+                counted.append((policy, ledger_of(replace(asked.run, policy=policy))))
             except ValueError as error:
                 if not asked.whole_zoo or not str(error).startswith(("policy:", "num_layers:", "stack:")):
                     raise

@@ -106,8 +106,9 @@ def _summary(flags: Planning, answer: Any) -> str:
 
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     """The changes of which an estimate says that they would make it fit."""
-    from jremat.estimate.fit import Run, ways_to_fit
+    from jremat.estimate.fit import ways_to_fit
     from jremat.estimate.parallel import Parallel
+    from jremat.estimate.training_step import TrainingStep
     from scripts.benchmark.build import config_of, seq_of
     from scripts.estimating.config import zoo
     from scripts.estimating.tables import of_ways
@@ -116,8 +117,10 @@ def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     spread = Parallel(data=flags.devices, zero=3) if flags.devices > 1 else Parallel()
     from jremat.policy import FULL
 
-    run = Run(config=config, policy=FULL, batch=case.batch, seq=seq_of(case, config), chunk=case.loss_chunk or None,
-              parallel=spread)  # fmt: skip
+    run = TrainingStep(
+        config=config, policy=FULL, batch=case.batch, seq=seq_of(case, config), chunk=case.loss_chunk or None,
+        parallel=spread,
+    )  # fmt: skip
     leanest = error.leanest
     ways = ways_to_fit(run, int(leanest.hbm_bytes * (1 - leanest.margin)), zoo())
     if ways:

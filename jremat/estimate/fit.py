@@ -1,13 +1,11 @@
 """What would make a run fit: one change at a time, the smallest first."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jremat.calibration import ESTIMATE
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.ledger import Ledger, Optimizer
-from jremat.estimate.parallel import Parallel
+from jremat.estimate.training_step import TrainingStep
 from jremat.policy.layers import LayerPlan
 from jremat.policy.policy import FULL, Policy
 
@@ -27,28 +25,6 @@ def fit(peak_bytes: int, hbm_bytes: int) -> Literal["fits", "tight", "no"]:
     return "tight" if peak_bytes <= hbm_bytes else "no"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A training step to estimate; the fields are the arguments of ``jremat.estimate``."""
-
-    config: TransformerConfig
-    policy: Policy | LayerPlan
-    batch: int
-    seq: int
-    chunk: int | None = None
-    optimizer: Optimizer = "adamw"
-    master_weights: bool = False
-    accumulate: int = 1
-    parallel: Parallel = field(default_factory=Parallel)
-    stack: Literal["auto", "scan", "chain"] = "auto"
-
-    def ledger(self) -> Ledger:
-        """Its ledger."""
-        from jremat.estimate.transformer import estimate  # loads JAX, which no flag needs
-
-        return estimate(self.config, **{name: value for name, value in vars(self).items() if name != "config"})
-
-
 @dataclass(frozen=True)
 class Way:
     """One way to fit.
@@ -64,7 +40,7 @@ class Way:
     recompute: float
 
 
-def ways_to_fit(run: Run, hbm_bytes: int, policies: Sequence[Policy | LayerPlan]) -> tuple[Way, ...]:
+def ways_to_fit(run: TrainingStep, hbm_bytes: int, policies: Sequence[Policy | LayerPlan]) -> tuple[Way, ...]:
     """Changes that make ``run`` fit in ``hbm_bytes`` of each device, smallest first.
 
     In this order: another policy (the one that repeats least), the loss in chunks, a fused attention, smaller
@@ -79,10 +55,11 @@ def ways_to_fit(run: Run, hbm_bytes: int, policies: Sequence[Policy | LayerPlan]
     Returns:
         Ways, none if nothing here is enough.
 
+    >>> from jremat.estimate.config import TransformerConfig
     >>> config = TransformerConfig(vocab_size=1024, num_layers=8, hidden=256, heads=8, kv_heads=8, head_dim=32,
     ...                            mlp_hidden=1024, max_seq=512)
     >>> from jremat.policy.policy import NONE
-    >>> run = Run(config=config, policy=NONE, batch=8, seq=512)
+    >>> run = TrainingStep(config=config, policy=NONE, batch=8, seq=512)
     >>> [way.change for way in ways_to_fit(run, 700_000_000, [FULL])][:2]
     ['--policy full', '--batch 2 --accumulate 4']
     """
@@ -101,19 +78,21 @@ def ways_to_fit(run: Run, hbm_bytes: int, policies: Sequence[Policy | LayerPlan]
     return (*single, *combined)
 
 
-def _others(run: Run, hbm_bytes: int) -> list[Way]:
+def _others(run: TrainingStep, hbm_bytes: int) -> list[Way]:
     kinds = (
         _chunks(run), _attention(run), _batches(run), _zero(run, 1), _zero(run, 3), _tensor(run), _sequences(run),
     )  # fmt: skip
     return [way for kind in kinds for way in _least(kind, hbm_bytes)]
 
 
-def _least(candidates: Iterable[tuple[str, Run]], hbm_bytes: int, *, cheapest: bool = False) -> list[Way]:
+def _least(candidates: Iterable[tuple[str, TrainingStep]], hbm_bytes: int, *, cheapest: bool = False) -> list[Way]:
     """The first that fits, or of all that fit the one that repeats least; and none if none does."""
+    from jremat.estimate.transformer import ledger_of  # loads JAX, which no flag needs
+
     found: list[Way] = []
     for change, run in candidates:
         try:
-            ledger = run.ledger()
+            ledger = ledger_of(run)
         except ValueError:
             continue  # such a change isn't possible here
         if ledger.peak_bytes <= hbm_bytes:
@@ -123,23 +102,23 @@ def _least(candidates: Iterable[tuple[str, Run]], hbm_bytes: int, *, cheapest: b
     return sorted(found, key=lambda way: (way.recompute, way.peak_bytes))[:1]
 
 
-def _policies(run: Run, policies: Iterable[Policy | LayerPlan]) -> Iterator[tuple[str, Run]]:
+def _policies(run: TrainingStep, policies: Iterable[Policy | LayerPlan]) -> Iterator[tuple[str, TrainingStep]]:
     for policy in policies:
         if policy != run.policy:
             yield f"--policy {policy.spec}", replace(run, policy=policy, stack="auto")
 
 
-def _chunks(run: Run) -> Iterator[tuple[str, Run]]:
+def _chunks(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     if run.chunk is None and run.seq > _CHUNK:
         yield f"--loss-chunk {_CHUNK}", replace(run, chunk=_CHUNK)
 
 
-def _attention(run: Run) -> Iterator[tuple[str, Run]]:
+def _attention(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     if run.config.attention == "dot":
         yield "--attention blockwise", replace(run, config=replace(run.config, attention="blockwise"))
 
 
-def _batches(run: Run) -> Iterator[tuple[str, Run]]:
+def _batches(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     """Micro-batches of half and less, as many more of them that the step stays the same."""
     for parts in range(2, run.batch // run.parallel.data + 1):
         if run.batch % (parts * run.parallel.data) == 0:
@@ -147,7 +126,7 @@ def _batches(run: Run) -> Iterator[tuple[str, Run]]:
             yield f"--batch {batch} --accumulate {accumulate}", replace(run, batch=batch, accumulate=accumulate)
 
 
-def _zero(run: Run, stage: Literal[1, 3]) -> Iterator[tuple[str, Run]]:
+def _zero(run: TrainingStep, stage: Literal[1, 3]) -> Iterator[tuple[str, TrainingStep]]:
     """Twice the replicas and more, each with its own share of a batch that grows with them."""
     each, data = run.batch // run.parallel.data, run.parallel.data
     while run.parallel.zero < stage and (data := 2 * data) * run.parallel.devices <= _MOST_DEVICES:
@@ -156,14 +135,14 @@ def _zero(run: Run, stage: Literal[1, 3]) -> Iterator[tuple[str, Run]]:
         yield change, replace(run, parallel=parallel, batch=each * data)
 
 
-def _tensor(run: Run) -> Iterator[tuple[str, Run]]:
+def _tensor(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     for tensor in (2, 4, 8):  # beyond eight the links between machines are in the way
         if tensor > run.parallel.tensor:
             parallel = replace(run.parallel, tensor=tensor, sequence=True)
             yield f"--tensor {tensor} --sequence", replace(run, parallel=parallel)
 
 
-def _sequences(run: Run) -> Iterator[tuple[str, Run]]:
+def _sequences(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     seq = run.seq
     while (seq := seq // 2) >= 1:
         yield f"--seq {seq}", replace(run, seq=seq)

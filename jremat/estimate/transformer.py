@@ -16,6 +16,7 @@ from jremat.estimate.ledger import Ledger, Optimizer
 from jremat.estimate.parallel import Parallel
 from jremat.estimate.step import OPTIMIZERS
 from jremat.estimate.traced import Run, Traced, trace_step
+from jremat.estimate.training_step import TrainingStep
 from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.policy import Policy
 from jremat.policy.whole_number import whole_number
@@ -92,64 +93,58 @@ def estimate(
     [('4·L·b·h', 1536)]
     """
     p = parallel or Parallel()
-    if not isinstance(model, TransformerConfig):
-        _check_options(policy, optimizer, accumulate)
-        if not callable(model):
-            raise ValueError(f"model: expected a TransformerConfig or a function, got {model!r}")
-        how: dict[str, Any] = {"optimizer": optimizer, "master_weights": master_weights, "accumulate": accumulate}
-        traced = trace_function(model, policy, args, num_layers, **how)
-        return run_of(traced, sizes or {}, p, jax_version, num_layers).ledger()
-    found = runs(
-        model, policy, batch=batch, seq=seq, chunk=chunk, optimizer=optimizer, master_weights=master_weights,
-        accumulate=accumulate, parallel=p, stack=stack, jax_version=jax_version,
-    )  # fmt: skip
-    return max((run.ledger() for run in found), key=lambda ledger: ledger.peak_bytes)
+    _check_options(policy, optimizer, accumulate)
+    if isinstance(model, TransformerConfig):
+        if policy is None:
+            raise ValueError("policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got None")
+        step = TrainingStep(
+            config=model, policy=policy, batch=batch, seq=seq, chunk=chunk, optimizer=optimizer,
+            master_weights=master_weights, accumulate=accumulate, parallel=p, stack=stack,
+        )  # fmt: skip
+        return ledger_of(step, jax_version)
+    if not callable(model):
+        raise ValueError(f"model: expected a TransformerConfig or a function, got {model!r}")
+    how: dict[str, Any] = {"optimizer": optimizer, "master_weights": master_weights, "accumulate": accumulate}
+    traced = trace_function(model, policy, args, num_layers, **how)
+    return run_of(traced, sizes or {}, p, jax_version, num_layers).ledger()
 
 
-def runs(
-    config: TransformerConfig,
-    policy: Policy | LayerPlan | None,
-    *,
-    batch: int,
-    seq: int,
-    chunk: int | None = None,
-    optimizer: Optimizer = "adamw",
-    master_weights: bool = False,
-    accumulate: int = 1,
-    parallel: Parallel | None = None,
-    stack: Literal["auto", "scan", "chain"] = "auto",
-    jax_version: str = CALIBRATED_ON,
-) -> tuple[Run, ...]:
-    """The traced steps of a decoder's stages that may have the highest peak: the first and the last of the pipeline.
-
-    ``Run.peak_bytes`` is the peak under any other layout of the same stages, a substitution. Arguments are those of
-    ``estimate``.
+def ledger_of(step: TrainingStep, jax_version: str = CALIBRATED_ON) -> Ledger:
+    """The ledger of the device where the peak of ``step`` is highest.
 
     Raises:
         ValueError: as ``estimate``.
     """
-    p = parallel or Parallel()
-    if policy is None:
-        raise ValueError("policy: expected a Policy or a LayerPlan, e.g. policies.get('full'), got None")
-    _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack)
-    p.check(config, batch, seq)
+    return max((run.ledger() for run in runs(step, jax_version)), key=lambda ledger: ledger.peak_bytes)
+
+
+def runs(step: TrainingStep, jax_version: str = CALIBRATED_ON) -> tuple[Run, ...]:
+    """The traced steps of the stages that may have the highest peak: the first and the last of the pipeline.
+
+    ``Run.peak_bytes`` is the peak under any other layout of the same stages, a substitution.
+
+    Raises:
+        ValueError: as ``estimate``.
+    """
+    config, policy, seq, p = step.config, step.policy, step.seq, step.parallel
+    _check_options(policy, step.optimizer, step.accumulate)
+    step.check()
     found = []
     for stage in sorted({0, p.pipeline - 1}):
         layers = p.layers_on(stage, config.num_layers)
         chosen: Policy | LayerPlan = policy
-        if stack != "chain" and isinstance(policy, LayerPlan):
+        if step.stack != "chain" and isinstance(policy, LayerPlan):
             chosen = policy.uniform(layers) or policy  # a plan of one policy needs no executor
-        chain = stack == "chain" or isinstance(chosen, LayerPlan)
-        if chain and stack == "scan":
+        chain = step.stack == "chain" or isinstance(chosen, LayerPlan)
+        if chain and step.stack == "scan":
             raise ValueError(f"stack: a scan runs one policy for all layers, {policy.spec!r} has several")
-        part = Stage(
-            _kind(config, layers, seq), chosen, chain, chunk and min(chunk, seq), stage == 0, stage == p.pipeline - 1
-        )
+        chunk = step.chunk and min(step.chunk, seq)
+        part = Stage(_kind(config, layers, seq), chosen, chain, chunk, stage == 0, stage == p.pipeline - 1)
         constraints = _constraints(part, seq)
         if isinstance(chosen, Policy):
             part = replace(part, policy=first_alike(part.config, constraints, chosen))
-        traced = _traced(part, constraints, optimizer, master_weights, accumulate)
-        found.append(_run(config, part, traced, batch, seq, stage, p, jax_version))
+        traced = _traced(part, constraints, step.optimizer, step.master_weights, step.accumulate)
+        found.append(_run(config, part, traced, step.batch, seq, stage, p, jax_version))
     return tuple(found)
 
 
@@ -203,20 +198,6 @@ def _run(
     projected = dict(traced.recompute.terms).get(("b", "d", "h", "m", "s"), 0)
     held, again = traced.num_params.at(run.own), projected >= 2 * 2 * traced.num_layers
     return replace(run, spread=Spread(config, p, run.own, part.chunk, held, traced.moments, again))
-
-
-def _check(config, policy, batch, seq, chunk, optimizer, master_weights, accumulate, stack) -> None:
-    _check_options(policy, optimizer, accumulate)
-    for name, value in (("batch", batch), ("seq", seq)):
-        whole_number(name, value)
-    if chunk is not None:
-        whole_number("chunk", chunk)
-    if config.positions == "learned" and seq > config.max_seq:
-        raise ValueError(f"seq: expected at most max_seq={config.max_seq}, which has a row a position, got {seq}")
-    if master_weights and config.param_dtype == "float32":
-        raise ValueError("master_weights: the weights are float32 themselves; it would only double them")
-    if stack not in ("auto", "scan", "chain"):
-        raise ValueError(f"stack: expected 'auto', 'scan' or 'chain', got {stack!r}")
 
 
 def _check_options(policy: object, optimizer: str, accumulate: int) -> None:

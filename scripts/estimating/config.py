@@ -9,9 +9,9 @@ import tyro
 import policies
 from jremat.command import estimate as command
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.fit import Run
 from jremat.estimate.huggingface import read
 from jremat.estimate.parallel import Parallel
+from jremat.estimate.training_step import TrainingStep
 from jremat.plan.request import Request
 from jremat.policy import LayerPlan, Policy
 from models.config import get
@@ -122,7 +122,7 @@ class Asked:
     """
 
     name: str
-    run: Run
+    run: TrainingStep
     chosen: tuple[Policy | LayerPlan, ...]
     whole_zoo: bool
     remarks: tuple[str, ...]
@@ -157,7 +157,7 @@ def understood(flags: Estimate) -> Asked:
     if seq > config.max_seq:
         raise ValueError(f"seq: expected at most the model's context, {config.max_seq}, got {seq}")
     chosen, whole_zoo = _chosen(flags, config)
-    run = Run(
+    run = TrainingStep(
         config=config,
         policy=chosen[0],
         batch=s.batch,

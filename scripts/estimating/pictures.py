@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jremat.estimate.fit import Run
+from jremat.estimate.training_step import TrainingStep
+from jremat.estimate.transformer import ledger_of
 from jremat.policy import LayerPlan, Policy
 from jremat.report import plots
 
@@ -18,7 +19,7 @@ def lengths(seq: int) -> list[int]:
     return [n for k in range(-4, 3) if (n := seq * 2**k if k >= 0 else seq // 2**-k) >= 1]
 
 
-def peaks(run: Run, chosen: Sequence[Policy | LayerPlan]) -> dict[str, list[tuple[int, int]]]:
+def peaks(run: TrainingStep, chosen: Sequence[Policy | LayerPlan]) -> dict[str, list[tuple[int, int]]]:
     """(sequence, peak bytes) of each policy; lengths that the degrees don't divide are left out."""
     config = replace(run.config, max_seq=max(run.config.max_seq, 4 * run.seq))
     found: dict[str, list[tuple[int, int]]] = {}
@@ -26,7 +27,7 @@ def peaks(run: Run, chosen: Sequence[Policy | LayerPlan]) -> dict[str, list[tupl
         points = []
         for seq in lengths(run.seq):
             try:
-                points.append((seq, replace(run, config=config, policy=policy, seq=seq).ledger().peak_bytes))
+                points.append((seq, ledger_of(replace(run, config=config, policy=policy, seq=seq)).peak_bytes))
             except ValueError:
                 continue
         if points:

@@ -4,20 +4,22 @@ from dataclasses import replace
 
 import policies
 from jremat.estimate.config import TransformerConfig
-from jremat.estimate.fit import Run, ways_to_fit
+from jremat.estimate.fit import ways_to_fit
 from jremat.estimate.parallel import Parallel
+from jremat.estimate.training_step import TrainingStep
+from jremat.estimate.transformer import ledger_of
 from jremat.policy import FULL, NONE
 
 CONFIG = TransformerConfig(
     vocab_size=32000, num_layers=8, hidden=1024, heads=16, kv_heads=16, head_dim=64, mlp_hidden=4096, max_seq=2048,
     compute_dtype="bfloat16",
 )  # fmt: skip
-RUN = Run(config=CONFIG, policy=NONE, batch=8, seq=2048)
+RUN = TrainingStep(config=CONFIG, policy=NONE, batch=8, seq=2048)
 LEAN = [FULL, policies.get("save_only_matmuls"), policies.get("selective")]
 GIB = 2**30
 
 
-def changed(run: Run, change: str) -> Run:
+def changed(run: TrainingStep, change: str) -> TrainingStep:
     """The run with the flags of a change, read by hand."""
     words = change.split()
     values = dict(zip(words, [*words[1:], ""]))
@@ -42,20 +44,20 @@ def changed(run: Run, change: str) -> Run:
 
 def test_every_way_fits_and_says_its_peak():
     for limit in (2 * GIB, 4 * GIB, 8 * GIB, 12 * GIB, 20 * GIB):
-        assert RUN.ledger().peak_bytes > limit
+        assert ledger_of(RUN).peak_bytes > limit
         ways = ways_to_fit(RUN, limit, LEAN)
         assert ways, limit
         for way in ways:
-            ledger = changed(RUN, way.change).ledger()
+            ledger = ledger_of(changed(RUN, way.change))
             assert (ledger.peak_bytes, ledger.recompute_flops / ledger.forward_flops) == (way.peak_bytes, way.recompute)
             assert way.peak_bytes <= limit
 
 
 def test_the_policy_comes_first_and_is_the_one_that_repeats_least():
-    limit = replace(RUN, policy=LEAN[2]).ledger().peak_bytes
+    limit = ledger_of(replace(RUN, policy=LEAN[2])).peak_bytes
     first = ways_to_fit(RUN, limit, LEAN)[0]
     assert first.change == "--policy selective"
-    assert first.recompute < replace(RUN, policy=FULL).ledger().recompute_flops / RUN.ledger().forward_flops
+    assert first.recompute < ledger_of(replace(RUN, policy=FULL)).recompute_flops / ledger_of(RUN).forward_flops
 
 
 def test_the_least_of_each_kind():
@@ -63,7 +65,7 @@ def test_the_least_of_each_kind():
     (batch,) = [way for way in ways if way.change.startswith("--batch")]
     size = int(batch.change.split()[1])
     more = replace(RUN, batch=2 * size, accumulate=4 // size)  # accumulating costs a sum of gradients
-    assert more.ledger().peak_bytes > 12 * GIB >= batch.peak_bytes
+    assert ledger_of(more).peak_bytes > 12 * GIB >= batch.peak_bytes
     assert batch.change == f"--batch {size} --accumulate {8 // size}"  # the step stays what it was
 
 
