@@ -55,9 +55,9 @@ def of_frontier(answer: Answer) -> Table:
         chosen = point.plan == plan.policy and not (kind and own)
         notes = [note for note in (kind, "chosen" * chosen) if note]
         cells = [
-            words(point) + (f" ({', '.join(notes)})" if notes else ""),
+            point.spec + (f" ({', '.join(notes)})" if notes else ""),
             human(point.expected_peak_bytes),
-            fits(plan, point),
+            fit_word(plan, point),
             f"{point.recompute_flops / max(plan.forward_flops, 1):.1%}",
         ]
         if point.recompute_seconds is not None:
@@ -68,7 +68,7 @@ def of_frontier(answer: Answer) -> Table:
     return table
 
 
-def fits(plan: Plan, point: Point) -> str:
+def fit_word(plan: Plan, point: Point) -> str:
     """Whether a point fits, for a table; what is faster than the chosen plan was not shown to, or it would be that."""
     within = point.expected_peak_bytes <= plan.hbm_bytes * (1 - plan.margin)
     if plan.peak_bytes is None or not within:
@@ -95,11 +95,6 @@ def thinned(plan: Plan) -> list[Point]:
     last = len(plan.frontier) - 1
     places = {round(k * last / (_POINTS - 1)) for k in range(_POINTS)}
     return [p for k, p in enumerate(plan.frontier) if k in places or p.plan == plan.policy]
-
-
-def words(point: Point) -> str:
-    """A plan for a table."""
-    return point.spec
 
 
 def of_sizes(tried: Sequence[Tried], name: str) -> Table:
