@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jremat.graph import flops, trace
     from jremat.graph.peak import traced_peak
     from jremat.measure import Memory, fits, memory
+    from jremat.oom import Diagnosis, diagnose
     from jremat.plan.planner import plan
     from jremat.plan.request import Request
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, tag
@@ -31,6 +32,7 @@ _HOMES = {
     "jremat.graph": ("flops", "trace"),
     "jremat.graph.peak": ("traced_peak",),
     "jremat.measure": ("Memory", "fits", "memory"),
+    "jremat.oom": ("Diagnosis", "diagnose"),
     "jremat.plan.request": ("Request",),
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "tag"),
     "jremat.report.explain": ("Explanation", "explain"),
@@ -53,6 +55,7 @@ __all__ = [
     "FULL",
     "NONE",
     "Decision",
+    "Diagnosis",
     "Difference",
     "Explanation",
     "Family",
@@ -66,6 +69,7 @@ __all__ = [
     "check_memory",
     "checkpoint",
     "compiled_memory",
+    "diagnose",
     "estimate",
     "explain",
     "fit",

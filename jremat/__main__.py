@@ -1,41 +1,22 @@
 """``jremat``, the installed command, which is also ``python -m jremat``."""
 
 import difflib
+import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from jremat.policy.shown import filled
 from jremat.terminal.command_line import exit_code, fail
 
 
-def _explain(argv: Sequence[str]) -> int:
-    from jremat.command.explain import main  # loads for a while: a Ctrl-C meanwhile needs no traceback
-
-    return main(argv)
-
-
-def _estimate(argv: Sequence[str]) -> int:
-    from jremat.command.estimate import main
-
-    return main(argv)
-
-
-def _fit(argv: Sequence[str]) -> int:
-    from jremat.command.fit import main
-
-    return main(argv)
-
-
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"explain": _explain, "estimate": _estimate, "fit": _fit}
-USAGE = """usage: jremat explain FUNCTION [flags]
-       jremat estimate MODEL [flags]
-       jremat fit FUNCTION [flags]
-
-estimate  what a training step needs, in formulas and in bytes; `jremat estimate --help`
-explain   what a function keeps, moves and recomputes for its gradient, and why; `jremat explain --help`
-fit       a plan under which a loss fits the memory, confirmed by compiling; `jremat fit --help`
-"""
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "estimate": ("MODEL", "what a training step needs, in formulas and in bytes"),
+    "explain": ("FUNCTION", "what a function keeps, moves and recomputes for its gradient, and why"),
+    "fit": ("FUNCTION", "a plan under which a loss fits the memory, confirmed by compiling"),
+    "oom": ("REPORT", "why a program ran out of memory, and what would fix it"),
+}
+"""Name -> what it takes, and what it shows; each is a module of ``jremat.command``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print("\n".join(filled(line, " " * 10) for line in USAGE.splitlines()))
+        print("\n".join(f"usage: jremat {name} {subject} [flags]" for name, (subject, _) in COMMANDS.items()))
+        for name, (_, purpose) in COMMANDS.items():
+            print(filled(f"{name:8}  {purpose}; `jremat {name} --help`", " " * 10))
         return 0
     if argv[0] == "--version":
         print(_version())
@@ -55,7 +38,8 @@ def _run(argv: Sequence[str]) -> int:
         near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return fail("jremat", f"no command {argv[0]!r}; it has: {', '.join(COMMANDS)}{hint}")
-    return COMMANDS[argv[0]](argv[1:])
+    command = importlib.import_module(f"jremat.command.{argv[0]}")  # loads for a while: a Ctrl-C needs no traceback
+    return command.main(argv[1:])
 
 
 def _version() -> str:

@@ -38,9 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     "jremat.plan": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.callable_package"},
     "jremat.fit": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.callable_package"},
     "jremat.check": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan"},
+    "jremat.oom": {*_MODEL, "jremat.transform", "jremat.measure"},
     "jremat.report": {*_MODEL, "jremat.transform", "jremat.terminal"},
     "jremat": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.check", "jremat.report"}
-    | {"jremat.quiet_cuda", "jremat.fit", "jremat.apply_to_model"},
+    | {"jremat.quiet_cuda", "jremat.fit", "jremat.oom", "jremat.apply_to_model"},
     "jremat.apply_to_model": {"jremat.policy", "jremat.graph", "jremat.transform", "policies"},
     "policies": {"jremat.jax_internals", "jremat.policy", "jremat.estimate", "jremat.plan", "jremat.terminal"},
     "models": {"jremat.policy", "jremat.estimate", "jremat.transform"},

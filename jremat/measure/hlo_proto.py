@@ -4,6 +4,7 @@ XLA dumps the scheduled program and its buffer assignment as protobuf, and no pa
 xla/service/hlo.proto and xla/xla_data.proto, whose numbers are unchanged since 2018, those of stack frames since 2023.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -54,23 +55,30 @@ def hlo_proto(data: bytes) -> Any:
     return message
 
 
-def _message_class() -> Any:
+def message_class(name: str, schema: Mapping[str, str], root: str) -> Any:
+    """The class of protobuf's library for a schema.
+
+    Args:
+        name: of the schema.
+        schema: a line of fields for each message, as ``_SCHEMA`` has them.
+        root: the message whose class it is.
+    """
     kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="jremat/hlo.proto", package="jremat", syntax="proto3")
-    for message, fields in _SCHEMA.items():
+    file = descriptor_pb2.FileDescriptorProto(name=f"jremat/{name}.proto", package=f"jremat.{name}", syntax="proto3")
+    for message, fields in schema.items():
         described = file.message_type.add(name=message)
         for field in fields.split():
-            name, _, rest = field.partition("=")
+            own, _, rest = field.partition("=")
             number, _, kind = rest.removesuffix("*").partition(":")
             label = kinds.LABEL_REPEATED if field.endswith("*") else kinds.LABEL_OPTIONAL
-            made = described.field.add(name=name, number=int(number), label=label, type=kinds.TYPE_INT64)
+            made = described.field.add(name=own, number=int(number), label=label, type=kinds.TYPE_INT64)
             if kind == "string":
                 made.type = kinds.TYPE_STRING
             elif kind:
-                made.type, made.type_name = kinds.TYPE_MESSAGE, f".jremat.{kind}"
+                made.type, made.type_name = kinds.TYPE_MESSAGE, f".jremat.{name}.{kind}"
     pool = descriptor_pool.DescriptorPool()  # of its own: another library in the process may know all of HloProto
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("jremat.HloProto"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"jremat.{name}.{root}"))
 
 
-_CLASS = _message_class()
+_CLASS = message_class("hlo", _SCHEMA, "HloProto")
