@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from jremat.policy.shown import filled
 from jremat.terminal.command_line import exit_code, fail
 
-
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "estimate": ("MODEL", "what a training step needs, in formulas and in bytes"),
     "explain": ("FUNCTION", "what a function keeps, moves and recomputes for its gradient, and why"),
