@@ -140,6 +140,7 @@ class Choices:
         around = {k + after for k in inside for after in (0, 1)}
         self.inside, self.in_loop = inside, in_loop
         self.bounds = sorted({0, *places, *around, count})
+        self.scratch = np.array([reading.scratch[a:b].max(initial=0) for a, b in pairwise(self.bounds)], np.int64)
         marked = {node.mark: place for place, node in enumerate(reading.nodes) if node.mark}
         self.node_of = {  # value id -> the node that it is kept as
             c.value.id: marked[own] for m, c in reading.places.items() if (own := reading.aliases.get(m, m)) in marked
@@ -168,11 +169,13 @@ class Choices:
     def _options(self, low: int, high: int) -> tuple[Segment, ...]:
         start, end = self.bounds[low], self.bounds[high]
         outs, leaving = self._leaving(start, end)
-        held = int(self.stored[end] - self.stored[start]) + max(0, outs - self._stored_among(leaving))
+        held = self._between(start, end) + max(0, outs - self._stored_among(leaving))
         scratch = self.reading.scratch
         loops = [self.inside[k] for k in self.inside if start <= k < end]
         within = max((choices[0].own_bytes for choices in loops), default=0)
-        alone = held + within + int(self.cotangents[end] + scratch[self.bounds[high - 1] : end].max(initial=0))
+        ends = self.bounds[low + 1 : high + 1]
+        growing = self.stored[ends] - self.stored[start] + self.cotangents[ends] + self.scratch[low:high]
+        alone = within + max(held + int(self.cotangents[end]), int(growing.max()) + held - self._between(start, end))
         found = [Segment(start, end, None, held, alone, 0.0)]
         only = loops[0] if end == start + 1 and loops else ()
         for choice in only[1:]:
@@ -197,6 +200,10 @@ class Choices:
                     planned = tuple(c for c in chosen if not c.as_it_is)
                     found.append(Segment(start, end, names, keeps, own, seconds, flops, planned))
         return tuple(found)
+
+    def _between(self, start: int, end: int) -> int:
+        """Bytes that equations store for the backward pass, as it is."""
+        return int(self.stored[end] - self.stored[start])
 
     def _decides(self, start: int, end: int) -> bool:
         """Whether a choice by value is made inside of a loop or a kernel among these equations."""

@@ -71,3 +71,20 @@ def test_a_skip_is_held_once():
     assert rows.total_bytes <= held + reading.stored.sum()
     grads = [jax.grad(g)(*args) for g in (unet, ours)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *grads)
+
+
+def test_the_modelled_peak_counts_a_wide_head_that_is_left_alone():
+    def loss(ws, x):
+        for w in ws[:-1]:
+            x = x + jnp.tanh(x @ w["up"]) @ w["down"]
+        return -jnp.mean(jax.nn.log_softmax(x @ ws[-1]["head"])[:, 0])
+
+    ws, x = layers_arguments(8, 32, 512)
+    args = [*ws, {"head": jnp.ones((32, 1024))}], x
+    reading, choices = choices_of(loss, *args)
+    weights = sum(w.nbytes for w in jax.tree.leaves(args[0]))
+    for limit in (choices.least().peak_bytes, np.inf):
+        row = choices.row(limit)
+        step = jax.value_and_grad(fitted(loss, args, reading, choices, row))
+        traced = jremat.traced_peak(step, *args).peak_bytes - 2 * weights - x.nbytes
+        assert traced <= 1.05 * row.peak_bytes <= 1.6 * traced
