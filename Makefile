@@ -15,7 +15,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 # The versions that the suite passed with; none for a Python that it never ran on.
 PINNED ?= $(wildcard constraints/$(VERSION).txt)
 # PyTorch is 0.2 GB for one Python and several for the others: it comes where it is pinned.
-TORCH := $(if $(PINNED),$(shell grep '^torch==' $(PINNED)))
+TORCH := $(shell cat constraints/$(VERSION).txt 2> /dev/null | grep '^torch==')
 
 .PHONY: setup train test lint test-oldest raise-jax clean
 
@@ -52,7 +52,7 @@ $(VENV)/.quiet: jremat/quiet_cuda.py
 
 # And what the tests use besides: PyTorch.
 $(VENV)/.tests-$(VERSION): $(VENV)/.ready-$(VERSION)
-	$(if $(TORCH),$(PIP) --constraint $(PINNED) $(TORCH))
+	$(if $(TORCH),$(PIP) $(addprefix --constraint ,$(PINNED)) $(TORCH))
 	touch $@
 
 # What leans on JAX's insides, and PyTorch's side, with the oldest Python and its JAX.

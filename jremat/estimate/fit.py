@@ -63,7 +63,10 @@ def ways_to_fit(run: TrainingStep, hbm_bytes: int, policies: Sequence[Policy | L
     >>> [way.change for way in ways_to_fit(run, 700_000_000, [FULL])][:2]
     ['--policy full', '--batch 2 --accumulate 4']
     """
-    single = [*_least(_policies(run, policies), hbm_bytes, cheapest=True), *_others(run, hbm_bytes)]
+    lasting = sum(line.device_bytes for line in run.ledger().lines if line.part == "state")
+    shared = lasting > hbm_bytes  # fewer activations are not enough: more devices have to share the state
+    single = [] if shared else _least(_policies(run, policies), hbm_bytes, cheapest=True)
+    single += _others(run, hbm_bytes, shared)
     if len(single) >= _ENOUGH:
         return tuple(single)
     lean, words = replace(run, policy=FULL, stack="auto"), ["--policy full"] * (run.policy != FULL)
@@ -71,17 +74,16 @@ def ways_to_fit(run: TrainingStep, hbm_bytes: int, policies: Sequence[Policy | L
         lean, words = replace(lean, chunk=_CHUNK), [*words, f"--loss-chunk {_CHUNK}"]
     if not words:
         return tuple(single)
-    both = _least([(" ".join(words), lean)], hbm_bytes)
+    both = [] if shared else _least([(" ".join(words), lean)], hbm_bytes)
     if both and single:
         return tuple(single)  # less than this is enough
-    combined = both or [replace(way, change=f"{' '.join(words)} {way.change}") for way in _others(lean, hbm_bytes)]
-    return (*single, *combined)
+    others = _others(lean, hbm_bytes, shared)
+    return (*single, *(both or [replace(way, change=f"{' '.join(words)} {way.change}") for way in others]))
 
 
-def _others(run: TrainingStep, hbm_bytes: int) -> list[Way]:
-    kinds = (
-        _chunks(run), _attention(run), _batches(run), _zero(run, 1), _zero(run, 3), _tensor(run), _sequences(run),
-    )  # fmt: skip
+def _others(run: TrainingStep, hbm_bytes: int, shared: bool) -> list[Way]:
+    state = (_zero(run, 1), _zero(run, 3), _tensor(run))
+    kinds = state if shared else (_chunks(run), _attention(run), _batches(run), *state, _sequences(run))
     return [way for kind in kinds for way in _least(kind, hbm_bytes)]
 
 

@@ -266,9 +266,9 @@ class Choices:
             held.append(nbytes[best])
             spent.append(seconds[best])
             back.append([(columns[column[k]][0], int(state[k]), columns[column[k]][1]) for k in best])
-        for state in np.argsort(spent[-1], kind="stable"):
+        for end in np.argsort(spent[-1], kind="stable"):
             segments: list[Segment] = []
-            at, place = len(self.bounds) - 1, int(state)
+            at, place = len(self.bounds) - 1, int(end)
             while at:
                 at, place, segment = back[at][place]
                 segments.append(segment)

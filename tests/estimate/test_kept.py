@@ -50,8 +50,7 @@ def or_refused(count, *args):
         return "refused"
 
 
-@pytest.mark.parametrize("attention", ["dot", "blockwise"])
-@pytest.mark.parametrize("family", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("family, attention", [(GPT, "dot"), (LLAMA, "blockwise")], ids=["gpt-dot", "llama-blockwise"])
 def test_every_policy_of_one_block_keeps_the_traced_bytes(family, attention):
     """Dropout on, so that masks' keys are there too; off in the property test below."""
     config = replace(family, attention=attention, dropout=0.1)

@@ -123,20 +123,21 @@ def promised(entry, family: str, attention: str) -> Count:
     return Count(*(x.at(numbers) for x in (cost.kept_bytes, cost.recompute_flops, cost.host_bytes)))
 
 
-def cases_of(entry) -> list[tuple[str, str]]:
-    return [case for case in CASES if (entry.spec, case[1]) not in REFUSED]
+def cases_of(entry, cases=CASES) -> list[tuple[str, str]]:
+    return [case for case in cases if (entry.spec, case[1]) not in REFUSED]
 
 
 @pytest.mark.parametrize("entry", PLAIN, ids=lambda entry: entry.spec)
 def test_as_a_plain_jax_policy_it_costs_what_its_row_says(entry):
-    measured = {case: count(*case, entry.policy) for case in cases_of(entry)}
-    assert measured == {case: promised(entry, *case) for case in cases_of(entry)}
+    cases = cases_of(entry, CASES[::3])  # through jremat on the others
+    assert {case: count(*case, entry.policy) for case in cases} == {case: promised(entry, *case) for case in cases}
 
 
 @pytest.mark.parametrize("entry", EXACT, ids=lambda entry: entry.spec)
 def test_through_jremat_it_costs_what_its_row_says(entry):
-    measured = {case: count(*case, entry.policy, strict=True) for case in cases_of(entry)}
-    assert measured == {case: promised(entry, *case) for case in cases_of(entry)}
+    cases = cases_of(entry, CASES if entry.policy.strict_only else CASES[1:3])
+    measured = {case: count(*case, entry.policy, strict=True) for case in cases}
+    assert measured == {case: promised(entry, *case) for case in cases}
 
 
 @pytest.mark.parametrize("entry", EXACT, ids=lambda entry: entry.spec)
@@ -192,8 +193,8 @@ JAX = jax.checkpoint_policies
     ],
 )
 def test_it_costs_what_jaxs_own_policy_of_that_name_does(spec, theirs):
-    ours = {case: count(*case, policies.get(spec)) for case in CASES}
-    assert ours == {case: count(*case, theirs) for case in CASES}
+    for case in CASES[::3]:
+        assert count(*case, policies.get(spec)) == count(*case, theirs)
 
 
 # Worked out by hand, in bytes: units of 4·b·s·h = 4096; scores 4·b·n·s² = 8192; statistics 16 or 8 a row of 32; the

@@ -11,7 +11,6 @@ import policies
 from jremat.estimate.transformer import estimate
 from models.config import get
 from scripts.estimate import main
-from scripts.estimating.config import zoo
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,11 +82,11 @@ def test_one_policy_is_the_ledger(tmp_path, capsys):
         assert word in out
 
 
-def test_a_line_a_policy_and_what_would_make_it_fit(tmp_path, capsys):
+def test_a_line_a_policy_and_what_would_make_it_fit(tmp_path, capsys, monkeypatch):
+    specs = ("none", "full", "selective", "save_only_matmuls", "every_k:4", "alternate:2", "megatron:moe")
+    monkeypatch.setattr("scripts.estimating.config.zoo", lambda: tuple(map(policies.get, specs)))
     found = figures(tmp_path, "--model llama3-8b --batch 1 --seq 8192 --hbm 80GiB --policies all")
-    specs = [row["policy"] for row in found["ledgers"]]
-    assert {"none", "full", "selective", "every_k:4", "alternate:2"} <= set(specs)
-    assert len(specs) + len(found["refused"]) == len(zoo())
+    assert [row["policy"] for row in found["ledgers"]] == [*specs[:-1]] and len(found["refused"]) == 1
     peaks = {row["policy"]: row["peak_bytes"] for row in found["ledgers"]}
     assert peaks["full"] < peaks["save_only_matmuls"] < peaks["selective"] < peaks["none"]
     assert min(peaks.values()) > 80 * 2**30  # 16 bytes for each of 8 billion parameters
@@ -129,7 +128,7 @@ def test_degrees_reach_the_ledger(tmp_path):
 
 
 def test_a_reader_who_has_had_enough_is_no_error():
-    command = f"{sys.executable} scripts/estimate.py --policies all | head -1"
+    command = f"{sys.executable} scripts/estimate.py --policies none full --attention blockwise | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("gpt2: ") and done.stderr == ""
 
