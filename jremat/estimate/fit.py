@@ -63,7 +63,9 @@ def ways_to_fit(run: TrainingStep, hbm_bytes: int, policies: Sequence[Policy | L
     >>> [way.change for way in ways_to_fit(run, 700_000_000, [FULL])][:2]
     ['--policy full', '--batch 2 --accumulate 4']
     """
-    lasting = sum(line.device_bytes for line in run.ledger().lines if line.part == "state")
+    from jremat.estimate.transformer import ledger_of  # loads JAX, which no flag needs
+
+    lasting = sum(line.device_bytes for line in ledger_of(run).lines if line.part == "state")
     shared = lasting > hbm_bytes  # fewer activations are not enough: more devices have to share the state
     single = [] if shared else _least(_policies(run, policies), hbm_bytes, cheapest=True)
     single += _others(run, hbm_bytes, shared)
