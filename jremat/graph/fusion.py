@@ -18,6 +18,8 @@ def fuses(op: Op, readers: frozenset[Op], rules: Rules) -> bool:
         return False
     if op.name == "zeros":
         return False
+    if op.name == "slice of a stack" and rules.slices_copied and len(readers) > 1:
+        return False
     value = op.outputs[0]
     if not all(_reads_fused(user, value, rules) for user in value.users):
         return False

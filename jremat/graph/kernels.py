@@ -60,7 +60,7 @@ def kernels_of(ops: list[Op], rules: Rules) -> list[Kernel]:
         readers = frozenset().union(*(roots[user] for value in op.outputs for user in value.users))
         op.fused = fuses(op, readers, rules) or accumulates(op)
         roots[op] = readers if op.fused else frozenset([op])
-    return merged([_kernel(op) for op in ops if not op.fused], rules)
+    return merged([_kernel(op) for op in ops if not op.fused])
 
 
 def split_sum(op: Op, rules: Rules) -> tuple[int, bool]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jremat.graph.operations import Computation, Op, Value
-from jremat.graph.order import Order, root
+from jremat.graph.order import Order, late, root
 
 
 @dataclass(eq=False)
@@ -163,6 +163,11 @@ class _Heap:
         return last < t or (last == t and carried in candidates)
 
 
-def best(computation: Computation, orders: Sequence[Order], results_apart: bool = True) -> Run:
-    """The run of which XLA expects the least peak, of equal ones the first."""
-    return min((run(computation, order, results_apart) for order in orders), key=lambda r: r.estimate_bytes)
+def best(computation: Computation, orders: Sequence[Order], bodies_late: bool = False) -> Run:
+    """The run of which XLA expects the least peak, of equal ones the first; loops' bodies then late, if asked."""
+    runs = [run(computation, order, results_apart=True) for order in orders]
+    found = min(runs, key=lambda r: r.estimate_bytes)
+    if not bodies_late:
+        return found
+    chosen = orders[runs.index(found)]
+    return run(computation, lambda c: late(chosen)(c) if c.carried else chosen(c), results_apart=True)

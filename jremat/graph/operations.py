@@ -94,9 +94,11 @@ class Computation:
         inputs, outputs: as of the jaxpr; an output may be an input.
         kernels: in program order.
         carried: of a loop's body, for each output its place among the inputs, or None where it is written to a stack.
+        loops_wait: whether the greedy order counts what goes round in a loop as made by it.
     """
 
     inputs: list[Value]
     outputs: list[Value]
     kernels: list[Kernel]
     carried: tuple[int | None, ...] = ()
+    loops_wait: bool = True

@@ -184,8 +184,7 @@ def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
     donated = [own or path.split("[")[0].split(".")[0] in {f"argument {k}" for k in donate} for own, path in
                zip(donated, program.paths)]  # fmt: skip
     computation = read_program(live(jaxpr), rules)
-    loops = any(inner.carried for kernel in computation.kernels for inner in kernel.op.inner)
-    found = best(computation, [order for order in ORDERS if not loops or order.__name__ in rules.orders])
+    found = best(computation, ORDERS, rules.bodies_late)
     read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, core.Literal)} | {
         v for v in jaxpr.outvars if not isinstance(v, core.Literal)
     }

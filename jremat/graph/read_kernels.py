@@ -77,7 +77,7 @@ class _Reader:
         self.ops, self.made, self.zeros, self.around = outer
         kernels = kernels_of(ops, self.rules)
         assert result in ops
-        return Computation(inputs, outputs, kernels, tuple(carried))
+        return Computation(inputs, outputs, kernels, tuple(carried), self.rules.loops_wait)
 
     def _value(self, v: Any, env: dict[Any, Value]) -> Value:
         if isinstance(v, core.Literal):

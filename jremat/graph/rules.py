@@ -80,9 +80,10 @@ class Rules:
             8,192 rows or 21 million elements are written, those of 4,096 rows and up to 16.8 million aren't.
         unlike_matmuls: layouts (``Value.layout``) beside which a matmul's result is laid out anew to be read element by
             element.
-        orders: the orders tried for a program that holds loops (``jremat.graph.order.ORDERS``); without loops, all.
+        loops_wait: whether the greedy order puts loops off, as making all that goes round in them.
+        bodies_late: whether a second scheduler moves the kernels of a loop's body to as late as they can run.
         zeroed_together: whether the stacks of one shape are zeroed by one kernel, those of other loops too.
-        no_siblings: operations whose readers aren't joined into one kernel for reading the same array.
+        slices_copied: whether a slice of a stack that several kernels read is copied out of it first.
         tile: rows and columns of a matmul's result that one block of threads makes.
         busy_tiles: how many tiles keep an H200 busy: two for each of its 132 multiprocessors.
         least_summed: the shortest sum of a matmul that is split.
@@ -100,9 +101,10 @@ class Rules:
     few_rows: int = 1 << 16
     few_tanh: tuple[int, int] = (1 << 12, 1 << 24)
     unlike_matmuls: frozenset[str] = frozenset({"mixed"})
-    orders: tuple[str, ...] = ("greedy", "depth_first", "as_written")
+    loops_wait: bool = True
+    bodies_late: bool = False
     zeroed_together: bool = True
-    no_siblings: frozenset[str] = frozenset({"dot_general"})
+    slices_copied: bool = False
     tile: tuple[int, int] = (64, 128)
     busy_tiles: int = 264
     least_summed: int = 1024
@@ -111,13 +113,16 @@ class Rules:
 
 CALIBRATED = {
     "0.10.2": Rules("0.10.2"),
-    # Another scheduler comes after the first there: what it makes of a loop's body is nearest to the depth-first order.
+    # There XLA copies slices of stacks while other kernels run (dynamic_slice_copy_fusion_async_wrapper.cc), and its
+    # LatencyHidingScheduler orders each body that holds such a copy anew, after the memory scheduler has chosen for the
+    # whole program. Its log (``TF_CPP_VMODULE=hlo_memory_scheduler=2``) shows that a loop itself counts as nothing.
     "0.12.0.1": Rules(
         "0.12.0.1",
         unlike_matmuls=frozenset({"mixed", "turned"}),
-        orders=("depth_first",),
+        loops_wait=False,
+        bodies_late=True,
         zeroed_together=False,
-        no_siblings=frozenset(),
+        slices_copied=True,
     ),
 }
 """By JAX's version, ``jremat.calibration.COMPILERS``."""

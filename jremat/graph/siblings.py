@@ -11,11 +11,11 @@ import math
 
 from jremat.graph.fusion import gathered_into_total
 from jremat.graph.operations import Kernel, Value
-from jremat.graph.rules import FUSIBLE, REDUCTIONS, Rules
+from jremat.graph.rules import FUSIBLE, REDUCTIONS
 
 
-def merged(kernels: list[Kernel], rules: Rules) -> list[Kernel]:
-    """The kernels, siblings joined, in an order in which each stands after what it reads."""
+def merged(kernels: list[Kernel]) -> list[Kernel]:
+    """The kernels, siblings joined but for a matmul's readers, in an order in which each stands after what it reads."""
     readers: dict[Value, list[Kernel]] = {}
     makers: dict[Value, Kernel] = {}
     for kernel in kernels:
@@ -24,7 +24,7 @@ def merged(kernels: list[Kernel], rules: Rules) -> list[Kernel]:
             readers.setdefault(value, []).append(kernel)
     place = {kernel: float(k) for k, kernel in enumerate(kernels)}
     for value in reversed(list(readers)):
-        if math.prod(value.aval.shape) == 1 or (value.maker is not None and value.maker.name in rules.no_siblings):
+        if math.prod(value.aval.shape) == 1 or (value.maker is not None and value.maker.name == "dot_general"):
             continue
         candidates = [kernel for kernel in readers[value] if _elements(kernel)]
         k = 0
