@@ -18,7 +18,7 @@ from jremat.fit.planned import planned_segments
 from jremat.fit.program import entered_program
 from jremat.fit.read import Reading, read
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import Peak, traced_peak
 from jremat.graph.trace import Program
 from jremat.measure import Target, memory
 from jremat.measure import target as find_target
@@ -195,7 +195,7 @@ class Planner:
         )
         fitted = replace(best, plan=whole)
         if not found.fits:
-            raise DoesNotFit(_why_not(whole), fitted)
+            raise DoesNotFit(_why_not(whole, traced_peak(*self.wanted.step(fitted))), fitted)
         return fitted
 
 
@@ -328,10 +328,25 @@ def _frontier(found: Found) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _why_not(leanest: FitPlan) -> str:
+def _why_not(leanest: FitPlan, traced: Peak) -> str:
+    """What to say where nothing fits.
+
+    Args:
+        leanest: the plan that needs least.
+        traced: the peak of the step under it.
+    """
     peak = leanest.peak_bytes if leanest.peak_bytes is not None else leanest.predicted_peak_bytes
     limit = leanest.hbm_bytes * (1 - leanest.margin)
+    held = traced.peak_bytes - traced.temp_bytes
+    made = [b for b in traced.alive_at(traced.peak_step) if b.kind not in ("argument", "optimizer state", "result")]
+    why = f"; arguments and results alone are {human(held)}" if held > limit else ""
+    if made and not why:
+        largest = made[0]
+        shape = f"{largest.dtype}[{', '.join(map(str, largest.shape))}]"
+        moment = next(m for m in traced.timeline if m.step == traced.peak_step)
+        where = f" at {line}" if (line := largest.source or moment.source) else ""
+        why = f"; the largest value alive then is {largest.name} {shape}, {human(largest.nbytes)}{where}"
     return (
         f"hbm_bytes: nothing fits in {human(limit)} ({human(leanest.hbm_bytes)} less {leanest.margin:.0%}); the least "
-        f"that was reached is {human(peak)}, {human(peak - limit)} more"
+        f"that was reached is {human(peak)}, {human(peak - limit)} more{why}"
     )

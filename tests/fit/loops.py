@@ -55,13 +55,13 @@ def encoder_decoder(p, x, y):
     return jnp.mean(lax.scan(decoder, y, p["decoder"])[0] ** 2)
 
 
-def _encoder_decoder_arguments(layers=6, width=32):
+def encoder_decoder_arguments(layers=6, width=32, batch=4, seq=16):
     mlp = lambda seed: {
         "up": _normal(seed, layers, width, 4 * width),
         "down": _normal(seed + 1, layers, 4 * width, width),
     }
     cross = {"q": _normal(4, layers, width, width), "v": _normal(5, layers, width, width)}
-    return {"encoder": mlp(0), "decoder": mlp(2) | cross}, _normal(6, 4, 16, width), _normal(7, 4, 16, width)
+    return {"encoder": mlp(0), "decoder": mlp(2) | cross}, _normal(6, batch, seq, width), _normal(7, batch, seq, width)
 
 
 def nested(p, x):
@@ -134,7 +134,7 @@ PROGRAMS = {
         recurrence,
         ({"in": _normal(0, 16, 32), "state": _normal(1, 32, 32), "gate": _normal(2, 32, 32)}, _normal(3, 48, 4, 16)),
     ),
-    "encoder_decoder": (encoder_decoder, _encoder_decoder_arguments()),
+    "encoder_decoder": (encoder_decoder, encoder_decoder_arguments()),
     "nested": (nested, (_normal(0, 4, 5, 32, 32), _normal(1, 16, 32))),
     "branches": (branches, ([*_normal(0, 5, 32, 32)], _normal(1, 64, 32), 2)),
     "stochastic_depth": (stochastic_depth, (_normal(0, 8, 32, 32), _normal(1, 64, 32), jax.random.key(0))),

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jremat
 from jremat.fit.choose import Inside
+from jremat.fit.planner import DoesNotFit
 from tests.fit.loops import PROGRAMS, random_program
 from tests.fit.programs import choices_of, fitted
 
@@ -72,3 +74,17 @@ def test_random_loops_keep_their_values_and_gradients(first):
         for ours in others:
             for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6 * float(jnp.abs(a).max() + 1))
+
+
+def test_what_cannot_be_cut_is_named():
+    def loss(p, x):
+        wide = lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (0, jnp.concatenate([x] * 64, 1)))[1]
+        return jnp.mean(jnp.sin(wide @ jnp.concatenate([p] * 64)) ** 2)
+
+    args = jnp.ones((8, 8)), jnp.ones((64, 8))
+    peak = jremat.traced_peak(jax.value_and_grad(loss), *args)
+    limit = peak.peak_bytes - peak.temp_bytes // 2
+    with pytest.raises(DoesNotFit, match=r"the largest value alive then is \w+ float32\[64, 512\], 128.0 KiB"):
+        jremat.fit(loss, *args, hbm_bytes=limit, target="cpu", compiles=0, margin=0.0)
+    with pytest.raises(DoesNotFit, match="arguments and results alone are"):
+        jremat.fit(loss, *args, hbm_bytes=1000, target="cpu", compiles=0, margin=0.0)
