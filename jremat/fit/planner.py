@@ -175,7 +175,11 @@ class Planner:
         return cache(lambda key: memory(*self.wanted.step(self.made(key)), target=self.kind, num_buffers=0).peak_bytes)
 
     def fit(self, memory_bytes: int, margin: float, compiles: int) -> Fitted:
-        """The fastest that fits; arguments and errors are those of ``fit``."""
+        """The fastest that fits; arguments are those of ``fit``.
+
+        Raises:
+            DoesNotFit: nothing does.
+        """
         line = [Choice(cast(Any, key), row.peak_bytes, 0, row.seconds, row.flops) for key, row in self._line.items()]
         confirm = self.confirm if compiles else None
         found = search([line], int(memory_bytes * (1 - margin)), self.traced, confirm, (), compiles or 1)
@@ -256,7 +260,11 @@ class Wanted:
 
 
 def active_places(arguments: Arguments, argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """The places among a call's arrays of those that it is differentiated by."""
+    """The places among a call's arrays of those that it is differentiated by.
+
+    Raises:
+        ValueError: there are none.
+    """
     args, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
     numbers = (argnums,) if isinstance(argnums, int | np.integer) else tuple(argnums)
     if not numbers or not all(
@@ -276,7 +284,11 @@ def active_places(arguments: Arguments, argnums: int | Sequence[int]) -> tuple[i
 
 
 def loss_places(program: Program) -> tuple[int, ...]:
-    """The places of the results that are differentiated: of (loss, aux) the loss, else all that float."""
+    """The places of the results that are differentiated: of (loss, aux) the loss, else all that float.
+
+    Raises:
+        ValueError: there are none.
+    """
     outs = [v.aval for v in program.jaxpr.outvars]
     real = [k for k, aval in enumerate(outs) if jnp.issubdtype(aval.dtype, jnp.inexact)]
     shape = jax.tree.unflatten(program.out_tree, range(len(outs)))

@@ -95,7 +95,11 @@ def _planned_nnx(f: Callable[..., Any], plan: LayerPlan | Policy) -> Callable[..
 
 
 def call_planned(arguments: Arguments, plan: LayerPlan | Policy) -> Any:
-    """One call of a function whose only scan, loops inside of others aside, runs its iterations under a plan."""
+    """One call of a function whose only scan, loops inside of others aside, runs its iterations under a plan.
+
+    Raises:
+        ValueError: it has no scan, or several.
+    """
     program = rerunnable(capture(arguments))
     found: list[Any] = []
 
