@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jremat.estimate.hardware import chip_of
 from jremat.graph import trace
@@ -187,13 +188,24 @@ class _Wanted:
         """The whole step under a plan."""
         if self.step_of is not None:
             return checked_step(self.step_of(plan))
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), self.args)
+        shapes = jax.tree.map(_shape, self.args)
         if self.num_layers is None:
             assert isinstance(plan, Policy), "a function without layers has one policy"
             return _gradient(checkpoint(self.f, plan)), shapes
         layer, *rest = shapes
-        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.num_layers, *leaf.shape), leaf.dtype), layer)
+        num_layers = self.num_layers
+        stacked = jax.tree.map(lambda leaf: _shape(leaf, num_layers), layer)
         return gradient_step(run_stack(self.f, plan, num_layers=self.num_layers)), (stacked, *rest)
+
+
+def _shape(leaf: Any, *stacked: int) -> jax.ShapeDtypeStruct:
+    """The shape of an array, or of so many stacked; its sharding too where that is in its type."""
+    shape = jax.ShapeDtypeStruct((*stacked, *jnp.shape(leaf)), jnp.result_type(leaf))
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
+        return shape
+    spec = PartitionSpec(*(None for _ in stacked), *sharding.spec)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding.update(spec=spec))
 
 
 def _gradient(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,8 +39,21 @@ class Gradients:
     def after(self, split: SplitLayer, weights: Weights, kept: Leaves, i: Any) -> "Gradients":
         """One layer further back; its parameters' gradient is written in place."""
         own, shared, carry = split.backward(weights.layer(i), weights.shared, kept, self.carry)
-        stacked = [lax.dynamic_update_index_in_dim(all_, one, i, 0) for all_, one in zip(self.stacked, own)]
+        stacked = [_written(all_, one, i) for all_, one in zip(self.stacked, own)]
+        carry = [_resharded(one, jax.typeof(before).sharding.spec) for one, before in zip(carry, self.carry)]
         return Gradients(carry, stacked, [total + one for total, one in zip(self.shared, shared)])
+
+
+def _written(stacked: Any, layer: Any, i: Any) -> Any:
+    """``stacked`` with its entry ``i`` replaced, in place."""
+    layer = _resharded(layer, jax.P(*jax.typeof(stacked).sharding.spec[1:]))
+    return lax.dynamic_update_index_in_dim(stacked, layer, i, 0)
+
+
+def _resharded(cotangent: Any, spec: Any) -> Any:
+    """A cotangent with the sharding of its primal in its type, which JAX may leave out on a mesh of Explicit axes."""
+    sharding = jax.typeof(cotangent).sharding
+    return cotangent if sharding.spec == spec else jax.sharding.reshard(cotangent, sharding.update(spec=spec))
 
 
 jax.tree_util.register_dataclass(Gradients, data_fields=["carry", "stacked", "shared"], meta_fields=[])

@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jremat
+import policies
 from jremat.measure import memory, mesh
 
 TARGET, ROWS = "h200x4", P("data")
@@ -99,3 +100,26 @@ def test_a_trace_and_a_plan(of_program):
             plan()
     else:
         assert plan().peak_bytes < 2**21
+
+
+@pytest.mark.parametrize(
+    "model", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto], ids=lambda kind: kind.name
+)
+def test_gradients_of_a_stack_keep_the_sharding_that_is_in_their_type(model):
+    devices = jax.devices()[:4]
+    over = jax.make_mesh((2, 2), ("data", "model"), devices=devices, axis_types=(jax.sharding.AxisType.Explicit, model))
+    with jax.set_mesh(over):
+        w = jax.device_put(jnp.stack([0.3 * jnp.eye(4)] * 4), P(None, "data", None))
+        x = jax.device_put(jnp.ones((4, 4)), ROWS)
+
+        def block(w, x):
+            return jnp.tanh(jnp.einsum("ab,bc->ac", x, w, out_sharding=P("data", None)))
+
+        expected = jax.grad(lambda w: jax.lax.scan(lambda x, w: (block(w, x), None), x, w)[0].sum())(w)
+        for spec in ("full", "every_k:3", "revolve:2"):
+            run = jremat.stack(block, policies.get(spec), num_layers=4)
+            found = jax.jit(jax.grad(lambda w, run=run: run(w, x).sum()))(w)
+            assert jax.typeof(found) == jax.typeof(expected)
+            assert jnp.allclose(jax.device_get(found), jax.device_get(expected), atol=1e-6)
+        with pytest.raises(ValueError, match="sharding over 4 devices, the target has 1"):
+            jremat.plan(block, w[0], x, num_layers=4, hbm_bytes=2**20, target="cpu")
