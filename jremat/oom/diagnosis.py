@@ -31,6 +31,14 @@ class Diagnosis:
         causes: largest first.
         proofs: slug, and the compiled peak with that cause's cure, where the step was given and the cure applies.
         memory: of the step as it is, where it was given.
+
+    >>> from jremat.oom import Cause, Dump
+    >>> print(Diagnosis(Dump("a log", requested_bytes=2**30), (Cause("logits", "logits", 2**29, 2**28, "a chunked loss"),)))
+    read from a log
+    asked for  1.0 GiB
+    <BLANKLINE>
+    causes, largest first
+    1. 512.0 MiB [logits] logits. To do, about 256.0 MiB less: a chunked loss
     """
 
     dump: Dump
