@@ -33,7 +33,8 @@ class Diagnosis:
         memory: of the step as it is, where it was given.
 
     >>> from jremat.oom import Cause, Dump
-    >>> print(Diagnosis(Dump("a log", requested_bytes=2**30), (Cause("logits", "logits", 2**29, 2**28, "a chunked loss"),)))
+    >>> cause = Cause("logits", "logits", 2**29, 2**28, "a chunked loss")
+    >>> print(Diagnosis(Dump("a log", requested_bytes=2**30), (cause,)))
     read from a log
     asked for  1.0 GiB
     <BLANKLINE>
