@@ -17,14 +17,14 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
         for k in range(12):
-            x = jnp.tanh(nn.Dense(64, name=f"layers_{k}")(x))
+            x = jnp.tanh(nn.Dense(512, name=f"layers_{k}")(x))
         return jnp.mean(x)
 
 def loss(params, x):
     return Net().apply(params, x)
 
 def subject():
-    x = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((8192, 512), jnp.float32)
     return loss, (jax.eval_shape(Net().init, jax.random.key(0), x), x)
 """
 
@@ -42,28 +42,28 @@ FIT = ("fit", "mine_for_fit:subject", "--target", "cpu", "--compiles", "0", "--h
 
 
 def test_prints_and_writes_a_plan_that_holds_for_its_program(folder, capsys):
+    import mine_for_fit
+
+    f, args = mine_for_fit.subject()
+    as_it_is = jremat.fit(f, *args, hbm_bytes="1GiB", target="cpu", compiles=0).plan.predicted_peak_bytes
+    budget = f"{as_it_is * 0.8 / 2**10:.0f}KiB"  # some layers must be rematted
+
     files = ("--out", "plan.json", "--html", "page.html", "--picture", "pictures")
-    assert main([*FIT, "11MiB", *files]) == 0
+    assert main([*FIT, budget, *files]) == 0
     printed = capsys.readouterr().out
     assert "layers_0" in printed and "mine_for_fit.py:9" in printed and "plan.json" in printed
     assert "layers_11" in (folder / "page.html").read_text()
     assert (folder / "pictures" / "frontier.svg").stat().st_size > 1000
 
-    import mine_for_fit
-
-    f, args = mine_for_fit.subject()
     fitted = jremat.fit(f, *args, plan=folder / "plan.json")
-    assert fitted.plan.predicted_peak_bytes <= 11 * 2**20
-    assert (
-        sum(s.end - s.start for s in fitted.plan.segments)
-        == json.loads((folder / "plan.json").read_text())["segments"][-1]["end"]
-    )
-    kept = jremat.residuals(fitted, *args).total_bytes
-    assert kept <= jremat.residuals(f, *args).total_bytes
+    assert fitted.plan.predicted_peak_bytes <= 0.8 * as_it_is
+    written = json.loads((folder / "plan.json").read_text())["segments"]
+    assert sum(s.end - s.start for s in fitted.plan.segments) == written[-1]["end"]
+    assert jremat.residuals(fitted, *args).total_bytes < jremat.residuals(f, *args).total_bytes
 
     changed = lambda params, x: f(params, jnp.sin(x))
     with pytest.raises(
-        ValueError, match=r"^plan: .* the first operation that differs is sin to float32\[2048, 64\] at "
+        ValueError, match=r"^plan: .* the first operation that differs is sin to float32\[8192, 512\] at "
     ):
         jremat.fit(changed, *args, plan=folder / "plan.json")
 
