@@ -27,16 +27,16 @@ from jremat.plan.plan_arguments import (
     Objective,
     check_functions,
     check_margin,
-    checked_step,
     checked_tags,
     known_bytes,
     known_objective,
+    step_under,
 )
 from jremat.plan.planner import cost_of, equipped
 from jremat.plan.roofline import Cost
 from jremat.plan.search import Found, search
 from jremat.plan.stack import Choice
-from jremat.policy.shown import human, parse_bytes
+from jremat.policy.shown import human
 from jremat.policy.whole_number import whole_number
 
 StepOf = Callable[[Callable[..., Any]], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -123,7 +123,7 @@ def fit(
         _ = fitted._run  # raises where it is another program's
         return fitted
     kind = equipped(find_target(target))
-    memory_bytes = known_bytes(parse_bytes(hbm_bytes) if isinstance(hbm_bytes, str) else hbm_bytes, kind)
+    memory_bytes = known_bytes(hbm_bytes, kind)
     compiles = whole_number("compiles", compiles, 0)
     check_margin(margin)
     check_functions(step=step, cost=cost)
@@ -234,7 +234,7 @@ class Wanted:
     def step(self, fitted: Fitted) -> tuple[Any, ...]:
         """The step with the function in it, and its arguments."""
         if self.step_of is not None:
-            function, shapes = checked_step(self.step_of(fitted))
+            function, shapes = step_under(self.step_of, fitted)
             return function, *shapes
         run = fitted._run
 

@@ -1,5 +1,6 @@
 """What a planner is asked, checked: one line for what it can't use."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -26,16 +27,24 @@ def known_bytes(hbm_bytes: int | str | None, kind: Target) -> int:
             f"hbm_bytes: the memory of target {kind.name!r} is unknown; say how many bytes there are, "
             "as in --hbm 60GiB or auto:60GiB"
         )
-    if isinstance(known, str):
-        try:
-            known = parse_bytes(known)
-        except ValueError as error:
-            raise ValueError(f"hbm_bytes: {error}") from error
+    known = bytes_in_words("hbm_bytes", known)
     if isinstance(known, bool) or not isinstance(known, int | float | np.number) or not math.isfinite(known):
         raise ValueError(f"hbm_bytes: expected bytes as a number, such as 60 * 2**30, got {known!r}")
     if known <= 0:
         raise ValueError(f"hbm_bytes: expected more than 0, got {known}")
     return int(known)
+
+
+def bytes_in_words(name: str, given: Any) -> Any:
+    """A number of bytes, read where it is written as ``"60GiB"``; anything else as it is.
+
+    Raises:
+        ValueError: a text that is no size.
+    """
+    try:
+        return parse_bytes(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def check_function(f: Any, args: tuple[Any, ...], num_layers: int | None) -> None:
@@ -112,15 +121,37 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
-def checked_step(made: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What a caller's ``step`` returns, checked.
+def step_under(step: Callable[..., Any], given: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What a caller's ``step`` returns for a policy, or for a function, checked.
 
     Raises:
-        ValueError: it is no pair of a function and the shapes of its arguments.
+        ValueError: it doesn't take one argument, or returns no pair of a function and the shapes of its arguments.
     """
+    if not _takes(step, (given,)):
+        raise ValueError(f"step: expected a function of one argument, got one of {inspect.signature(step)}")
+    made = step(given)
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], tuple | list):
         raise ValueError(f"step: expected to return the step and a tuple of its arguments' shapes, got {made!r}")
-    return made[0], tuple(made[1])
+    function, shapes = made[0], tuple(made[1])
+    if not _takes(function, shapes):
+        raise ValueError(
+            f"step: expected to return a step and the shapes of its arguments, got {len(shapes)} shapes for a step of "
+            f"{inspect.signature(function)}"
+        )
+    return function, shapes
+
+
+def _takes(f: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function can be called with these arguments, as far as its signature says."""
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # a builtin
+        return True
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
 
 
 def checked_peak(predicted: Any) -> int:

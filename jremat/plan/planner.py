@@ -21,16 +21,17 @@ from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
 from jremat.plan.plan_arguments import (
     Objective,
+    bytes_in_words,
     check_flag,
     check_function,
     check_functions,
     check_margin,
     checked_peak,
     checked_policies,
-    checked_step,
     checked_tags,
     known_bytes,
     known_objective,
+    step_under,
 )
 from jremat.plan.read_block import read_block
 from jremat.plan.result import DoesNotFit, Kept, Plan, Point, Points
@@ -54,7 +55,7 @@ def plan(
     *args: Any,
     num_layers: int | None = None,
     hbm_bytes: int | str | None = None,
-    host_bytes: int = 0,
+    host_bytes: int | str = 0,
     target: str | Target = "local",
     step: StepOf | None = None,
     predict: PeakOf | None = None,
@@ -79,7 +80,7 @@ def plan(
         args: its arguments, arrays or ``jax.ShapeDtypeStruct``, of one layer.
         num_layers: L.
         hbm_bytes: device memory, as a number or as ``"80GiB"``; None: the target's own.
-        host_bytes: pinned host memory that may be used too, of all layers.
+        host_bytes: pinned host memory that may be used too, of all layers; an int or ``"80GiB"``.
         target: what the step is compiled for, see ``jremat.measure.target``.
         step: ``step(plan)`` to the whole training step under a plan and the shapes of its arguments, so that weights,
             gradients, optimizer, logits and loss count, sharded where the target is several devices; None: the gradient
@@ -117,7 +118,8 @@ def plan(
     kind = equipped(find_target(target))
     memory_bytes = known_bytes(hbm_bytes, kind)
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1, MAX_LAYERS)
-    host_bytes, compiles = whole_number("host_bytes", host_bytes, 0), whole_number("compiles", compiles, 0)
+    host_bytes = whole_number("host_bytes", bytes_in_words("host_bytes", host_bytes), 0)
+    compiles = whole_number("compiles", compiles, 0)
     check_function(f, args, num_layers)
     check_margin(margin)
     check_functions(step=step, predict=predict, cost=cost)
@@ -187,7 +189,7 @@ class _Wanted:
     def step(self, plan: Policy | LayerPlan) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The whole step under a plan."""
         if self.step_of is not None:
-            return checked_step(self.step_of(plan))
+            return step_under(self.step_of, plan)
         shapes = jax.tree.map(_shape, self.args)
         if self.num_layers is None:
             assert isinstance(plan, Policy), "a function without layers has one policy"
