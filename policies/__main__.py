@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         for k, entry in enumerate(table()):  # each as soon as its block is traced
             screen.print(zoo([entry], FAMILIES[:2], "" if k else TITLE))
-        show(screen, "", *LEGEND.splitlines())
+            screen.print()
+        show(screen, *LEGEND.splitlines())
         return 0
     try:
         if len(arguments) > 1:
@@ -52,7 +53,7 @@ def zoo(
     entries: Sequence[Entry], families: Sequence[tuple[str, Family, Attention]] = FAMILIES, title: str = TITLE
 ) -> Table:
     """The zoo, one row an entry: what it keeps and recomputes, its price, what it is elsewhere, its source."""
-    rows = columns(title, ("spec",))
+    rows = columns(title, ("",))
     for entry in entries:
         rows.add_section()
         rows.add_row(", ".join((entry.spec, *entry.aliases)), bold=True)

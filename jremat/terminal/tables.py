@@ -64,7 +64,10 @@ class Table:
         self.rows: list[Row | Note | None] = []  # None: a new section begins
 
     def add_column(self, head: str, *, right: bool = False, loose: bool = False) -> None:
-        """A column more, at the right: its head, whether it holds figures, whether it may stand below its row."""
+        """A column more, at the right: its head, whether it holds figures, whether it may stand below its row.
+
+        Where no column has a head the table has no line of heads.
+        """
         self.columns.append(Column(printable(head), right, loose))
 
     def add_row(self, *cells: str, bold: bool = False) -> None:
@@ -87,9 +90,10 @@ class Table:
         yield from ((line, False) for line in wrapped(printable(self.title), width) if line)
         rows = [row for row in self.rows if isinstance(row, Row)]
         layout = laid_out(self.columns, rows, width)
-        for line in layout.lines(Row(tuple(column.head for column in self.columns)), self.columns, width):
-            yield line, False
-        yield "─" * min(width, layout.width), False
+        if any(column.head for column in self.columns):
+            for line in layout.lines(Row(tuple(column.head for column in self.columns)), self.columns, width):
+                yield line, False
+            yield "─" * min(width, layout.width), False
         for row in self.rows:
             if row is None:
                 yield "", False
