@@ -93,7 +93,7 @@ def nothing_there(place: str, made: Iterable[tuple[str, str]]) -> str:
         made: path and source of every value.
 
     >>> nothing_there("*/atn/*", [("layers_0/attn", "net.py:3 (f)"), ("layers_0/mlp", "net.py:5 (f)")])
-    "'*/atn/*', where no value is made (did you mean '*/attn/*'?); paths in this function: layers_0/attn, layers_0/mlp"
+    "'*/atn/*', where no value is made (did you mean '*/attn/*'?); paths in this function: layers_*/attn, layers_*/mlp"
     """
     pairs = tuple(made)
     if ":" in place:
