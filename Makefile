@@ -61,7 +61,7 @@ test-oldest:
 	test "$(VERSION)" != $(OLDEST) || { echo "test-oldest: $(OLDEST) is the newest here"; exit 0; }; \
 	$(MAKE) test PYTHON="$$python" VENV=.venv-$(OLDEST) TESTS="$(or $(TESTS),$(INSIDES))"
 
-INSIDES := tests/graph tests/transform tests/plan tests/torch jremat/graph jremat/transform jremat/plan
+INSIDES := tests/graph tests/transform tests/plan tests/torch jremat/graph jremat/transform jremat/planner
 
 # Past the upper bound of pyproject.toml: the suite with the newest JAX; where it passes, bound and pins are raised.
 raise-jax:

@@ -27,9 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.other_calculators import FORMULAS
-from jremat.estimate.transformer import estimate
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.other_calculators import FORMULAS
+from jremat.estimator.transformer import estimate
 from jremat.policy import Policy
 from jremat.policy.files import write_whole
 from jremat.terminal.command_line import run

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import policies
 from benchmarks.estimate_peak import Step
-from jremat.estimate.ledger import Ledger
-from jremat.estimate.parallel import Parallel
-from jremat.estimate.transformer import estimate
+from jremat.estimator.ledger import Ledger
+from jremat.estimator.parallel import Parallel
+from jremat.estimator.transformer import estimate
 from jremat.policy.files import write_whole
 from jremat.terminal.command_line import run
 
@@ -40,7 +40,7 @@ LINES = ("weights, optimizer", "gradients of layers", "kept", "else")
 class Case(Step):
     """A step on several devices, how it is spread over them.
 
-    ``held_out`` ones were compiled when the rules of ``jremat.estimate.collectives`` stood.
+    ``held_out`` ones were compiled when the rules of ``jremat.estimator.collectives`` stood.
     """
 
     parallel: Parallel = dataclasses.field(default_factory=Parallel)

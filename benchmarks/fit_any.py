@@ -32,14 +32,14 @@ import tyro
 
 import jremat
 from benchmarks.fit_any_models import MODELS, Program
-from jremat.fit.cuts import lives, narrow_points
-from jremat.fit.planner import DoesNotFit, Planner, Wanted, active_places, loss_places, planner
-from jremat.fit.program import entered_program
-from jremat.fit.run import Part, run_parts
+from jremat.fitting.cuts import lives, narrow_points
+from jremat.fitting.planner import DoesNotFit, Planner, Wanted, active_places, loss_places, planner
+from jremat.fitting.program import entered_program
+from jremat.fitting.run import Part, run_parts
 from jremat.graph.arguments import take_apart
 from jremat.measure import target
-from jremat.plan.planner import equipped
-from jremat.plan.roofline import Roofline
+from jremat.planner.planner import equipped
+from jremat.planner.roofline import Roofline
 
 HERE = Path(__file__).parent
 ROWS = HERE / "fit_any.json"

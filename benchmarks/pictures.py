@@ -44,9 +44,9 @@ def compiled(folder: Path) -> list[Path]:
 def by_sequence(folder: Path) -> list[Path]:
     """Memory of Llama 3 8B on eight devices against the sequence, estimated."""
     import policies
-    from jremat.estimate.hardware import CHIPS
-    from jremat.estimate.parallel import Parallel
-    from jremat.estimate.training_step import TrainingStep
+    from jremat.estimator.hardware import CHIPS
+    from jremat.estimator.parallel import Parallel
+    from jremat.estimator.training_step import TrainingStep
     from jremat.report import plots
     from models.config import get
     from scripts.estimating.pictures import peaks
@@ -66,7 +66,7 @@ def by_sequence(folder: Path) -> list[Path]:
 def ledgers(folder: Path) -> list[Path]:
     """What GPT-2's memory is made of at its peak, a bar a policy."""
     import policies
-    from jremat.estimate.transformer import estimate
+    from jremat.estimator.transformer import estimate
     from jremat.report import plots
     from models.config import get
 

@@ -29,11 +29,11 @@ import numpy as np
 import tyro
 
 from benchmarks.planner_cases import ALLOWED, MODELS, OBJECTIVES, SHARES, Duel, Model, OutOfTime, Peaks, budgets, duels
-from jremat.plan.baselines import BASELINES
-from jremat.plan.block import Budget, best
-from jremat.plan.cut import convex_frontier
-from jremat.plan.problem import Node, Problem
-from jremat.plan.search import Found
+from jremat.planner.baselines import BASELINES
+from jremat.planner.block import Budget, best
+from jremat.planner.cut import convex_frontier
+from jremat.planner.problem import Node, Problem
+from jremat.planner.search import Found
 
 MIB = 2**20
 ATTENTION = {"dot": "materialised", "blockwise": "fused"}

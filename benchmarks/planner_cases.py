@@ -20,10 +20,10 @@ import policies
 from jremat.graph.peak import traced_peak
 from jremat.measure import memory, target
 from jremat.measure.memory_analysis import versions
-from jremat.plan.planner import cost_of
-from jremat.plan.read_block import read_block
-from jremat.plan.search import Found, search
-from jremat.plan.stack import Choice, Stack
+from jremat.planner.planner import cost_of
+from jremat.planner.read_block import read_block
+from jremat.planner.search import Found, search
+from jremat.planner.stack import Choice, Stack
 from jremat.policy import FULL, NONE, OFFLOAD, RECOMPUTE, LayerPlan, Policy
 from jremat.policy.files import write_json
 from models.config import get

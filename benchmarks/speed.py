@@ -29,9 +29,9 @@ import jax.numpy as jnp
 
 import jremat
 import policies
-from jremat.estimate.parallel import Parallel
-from jremat.estimate.training_step import TrainingStep
-from jremat.estimate.transformer import estimate, runs
+from jremat.estimator.parallel import Parallel
+from jremat.estimator.training_step import TrainingStep
+from jremat.estimator.transformer import estimate, runs
 from models.config import get
 from models.remat import remat
 from models.transformer import Block, Transformer, init_params, mean_loss

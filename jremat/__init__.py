@@ -8,14 +8,14 @@ import jremat.quiet_cuda  # noqa: F401 - before JAX starts its backends
 if TYPE_CHECKING:
     from jremat.apply_to_model import apply
     from jremat.check import Difference, Finding, Replay, lint, replay
-    from jremat.estimate.transformer import estimate
-    from jremat.fit.planner import fit
+    from jremat.estimator.transformer import estimate
+    from jremat.fitting.planner import fit
     from jremat.graph import flops, trace
     from jremat.graph.peak import traced_peak
     from jremat.measure import Memory, fits, memory
     from jremat.oom import Diagnosis, diagnose
-    from jremat.plan.planner import plan
-    from jremat.plan.request import Request
+    from jremat.planner.planner import plan
+    from jremat.planner.request import Request
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, tag
     from jremat.report.explain import Explanation, explain
     from jremat.transform.chain import stack
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "jremat.apply_to_model": ("apply",),
     "jremat.check": ("Difference", "Finding", "Replay", "lint", "replay"),
+    "jremat.estimator.transformer": ("estimate",),
+    "jremat.fitting.planner": ("fit",),
     "jremat.graph": ("flops", "trace"),
     "jremat.graph.peak": ("traced_peak",),
     "jremat.measure": ("Memory", "fits", "memory"),
     "jremat.oom": ("Diagnosis", "diagnose"),
-    "jremat.plan.request": ("Request",),
+    "jremat.planner.planner": ("plan",),
+    "jremat.planner.request": ("Request",),
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "tag"),
     "jremat.report.explain": ("Explanation", "explain"),
     "jremat.transform.chain": ("stack",),
@@ -91,8 +94,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("estimate", "fit", "plan"):  # packages that can be called
-        return importlib.import_module(f"jremat.{name}")
     own = _ALIASES.get(name, name)
     if own in _HOME:
         return getattr(importlib.import_module(_HOME[own]), own)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.policy.messages import near
 
 

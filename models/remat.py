@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.policy import LayerPlan, NeedsShapes, Policy, Segment
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.remat import remat as remat_block

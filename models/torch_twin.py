@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 
 Tag = Callable[[str, Tensor], Tensor]
 Region = Callable[..., Tensor]

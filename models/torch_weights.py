@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from models.torch_twin import Transformer
 
 

@@ -12,8 +12,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.decoder import model as decoder
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.decoder import model as decoder
 
 Params = Any
 

@@ -34,7 +34,7 @@ def cost(entry: Entry, family: Family, attention: Attention = "dot") -> tuple[st
         return entry.words[0], "0", entry.words[1]
     from dataclasses import replace
 
-    from jremat.estimate import block_cost  # loads JAX, which no spec needs
+    from jremat.estimator import block_cost  # loads JAX, which no spec needs
 
     config = replace({"gpt": block_cost.GPT, "llama": block_cost.LLAMA}[family], attention=attention)
     try:

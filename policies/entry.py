@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from jremat.policy import LayerPlan, Policy
 from jremat.policy.shown import aligned
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, plan_file
 from jremat.policy.ops import SELECTABLE, Family
 from jremat.policy.places import checked_selector

@@ -9,7 +9,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy
 from policies.entry import Spec
 from policies.megatron import MODULES

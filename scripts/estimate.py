@@ -19,8 +19,8 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jremat.calibration import ESTIMATE
-from jremat.estimate import textbook
-from jremat.estimate.fit import Way, fit, ways_to_fit
+from jremat.estimator import textbook
+from jremat.estimator.fit import Way, fit, ways_to_fit
 from jremat.policy.files import write_json
 from jremat.report.ledger import of_ledger
 from jremat.terminal import tables
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 def count(asked: Asked) -> tuple[list[Counted], list[str]]:
     """The ledger of every policy, and why some have none."""
-    from jremat.estimate.transformer import ledger_of  # loads JAX, which no flag needs
+    from jremat.estimator.transformer import ledger_of  # loads JAX, which no flag needs
 
     counted, refused = [], []
     gc.disable()  # a trace is many objects that live long; scanning them again and again takes a quarter of the time

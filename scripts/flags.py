@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 import policies
-from jremat.estimate.hardware import CHIPS
+from jremat.estimator.hardware import CHIPS
 from scripts.training.files import probe
 
 MODEL, SMALL_MODEL = "gpt2", "tiny"

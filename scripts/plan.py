@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None) -> int:
     start_jax()
     from jremat.measure import CompileError, TargetError, target
     from jremat.measure.targets import require_plugin
-    from jremat.plan.result import DoesNotFit
+    from jremat.planner.result import DoesNotFit
     from jremat.terminal.tables import console, show
     from jremat.terminal.text import printable
     from scripts.benchmark.build import config_of
@@ -106,9 +106,9 @@ def _summary(flags: Planning, answer: Any) -> str:
 
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     """The changes of which an estimate says that they would make it fit."""
-    from jremat.estimate.fit import ways_to_fit
-    from jremat.estimate.parallel import Parallel
-    from jremat.estimate.training_step import TrainingStep
+    from jremat.estimator.fit import ways_to_fit
+    from jremat.estimator.parallel import Parallel
+    from jremat.estimator.training_step import TrainingStep
     from scripts.benchmark.build import config_of, seq_of
     from scripts.estimating.config import zoo
     from scripts.estimating.tables import of_ways

@@ -7,7 +7,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,37 +17,34 @@ import policies
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("jremat", "policies", "models") for path in (ROOT / package).rglob("*.py"))
 
-# Packages that are called as functions of the same name.
-CALLED = {"fit": "jremat.fit.planner", "estimate": "jremat.estimate.transformer", "plan": "jremat.plan.planner"}
-
 SOURCES = {
     "jremat.checkpoint": "Chen et al. 2016",
-    "jremat.estimate.textbook.layer_bytes": "Korthikanti et al. 2022",
+    "jremat.estimator.textbook.layer_bytes": "Korthikanti et al. 2022",
     "jremat.graph.order": "XLA",
     "jremat.graph.siblings": "XLA",
     "jremat.plan": "Jain et al. 2020",
-    "jremat.plan.baselines.fixed_order": "MaxText",
-    "jremat.plan.baselines.greedy": "PyTorch",
-    "jremat.plan.baselines.greedy_knapsack": "PyTorch",
-    "jremat.plan.baselines.knapsack": "PyTorch",
-    "jremat.plan.block": "Jain et al. 2020",
-    "jremat.plan.cut": "Picard 1976",
-    "jremat.plan.roofline.Roofline": "Williams et al. 2009",
+    "jremat.planner.baselines.fixed_order": "MaxText",
+    "jremat.planner.baselines.greedy": "PyTorch",
+    "jremat.planner.baselines.greedy_knapsack": "PyTorch",
+    "jremat.planner.baselines.knapsack": "PyTorch",
+    "jremat.planner.block": "Jain et al. 2020",
+    "jremat.planner.cut": "Picard 1976",
+    "jremat.planner.roofline.Roofline": "Williams et al. 2009",
     "jremat.stack": "Griewank and Walther 2000",
     "jremat.traced_peak": "Aho et al. 2006",
     "jremat.transform.groups.best_group": "Chen et al. 2016",
     "jremat.transform.revolve.binomial": "Griewank and Walther 2000",
     "jremat.transform.revolve.binomial_steps": "Griewank and Walther 2000",
     "jremat.transform.revolve.multi_level": "Pringle",
-    "jremat.estimate.decoder.attention.blockwise": "Dao et al. 2022",
-    "jremat.estimate.decoder.attention.dot": "Vaswani et al. 2017",
-    "jremat.estimate.decoder.layers.dropout": "Srivastava et al. 2014",
-    "jremat.estimate.decoder.layers.gelu": "Hendrycks and Gimpel 2016",
-    "jremat.estimate.decoder.layers.layer_norm": "Ba et al. 2016",
-    "jremat.estimate.decoder.layers.rms_norm": "Zhang and Sennrich 2019",
-    "jremat.estimate.decoder.layers.rope": "Su et al. 2021",
-    "jremat.estimate.decoder.layers.silu": "Elfwing et al. 2017",
-    "jremat.estimate.decoder.layers.swiglu": "Shazeer 2020",
+    "jremat.estimator.decoder.attention.blockwise": "Dao et al. 2022",
+    "jremat.estimator.decoder.attention.dot": "Vaswani et al. 2017",
+    "jremat.estimator.decoder.layers.dropout": "Srivastava et al. 2014",
+    "jremat.estimator.decoder.layers.gelu": "Hendrycks and Gimpel 2016",
+    "jremat.estimator.decoder.layers.layer_norm": "Ba et al. 2016",
+    "jremat.estimator.decoder.layers.rms_norm": "Zhang and Sennrich 2019",
+    "jremat.estimator.decoder.layers.rope": "Su et al. 2021",
+    "jremat.estimator.decoder.layers.silu": "Elfwing et al. 2017",
+    "jremat.estimator.decoder.layers.swiglu": "Shazeer 2020",
 }
 """What is made after a paper or another system's code, with what its ``Source:`` names."""
 
@@ -96,10 +92,9 @@ def test_what_raises_says_so(path):
 
 
 def face(name: str) -> Any:
-    """What is exported under ``package.name``; of a package that can be called, what it calls."""
+    """What is exported under ``package.name``."""
     package, _, own = name.partition(".")
-    found = getattr(importlib.import_module(package), own)
-    return getattr(importlib.import_module(CALLED[own]), own) if isinstance(found, ModuleType) else found
+    return getattr(importlib.import_module(package), own)
 
 
 EXPORTED = [f"{package.__name__}.{name}" for package in (jremat, policies) for name in package.__all__]

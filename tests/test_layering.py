@@ -15,36 +15,34 @@ SOURCES = sorted(
 )
 # What each folder may import of ours, besides itself; a file that stands in no folder is its own. `models` and
 # `policies` never meet: a model is given its policy.
-_MODEL = {"jremat.jax_internals", "jremat.calibration", "jremat.policy", "jremat.graph", "jremat.estimate"}
+_MODEL = {"jremat.jax_internals", "jremat.calibration", "jremat.policy", "jremat.graph", "jremat.estimator"}
 ALLOWED: dict[str, set[str]] = {
     "jremat.quiet_cuda": set(),
-    "jremat.callable_package": set(),
     "jremat.child_process": set(),
     "jremat.jax_internals": set(),
     "jremat.calibration": set(),
     "jremat.policy": {"jremat.jax_internals"},
     "jremat.graph": {"jremat.policy", "jremat.jax_internals", "jremat.calibration"},
     "jremat.transform": {"jremat.policy", "jremat.graph", "jremat.jax_internals"},
-    "jremat.estimate": {
+    "jremat.estimator": {
         "jremat.jax_internals",
         "jremat.calibration",
         "jremat.policy",
         "jremat.graph",
         "jremat.transform",
-        "jremat.callable_package",
     },
     "jremat.measure": {*_MODEL, "jremat.child_process"},
     "jremat.terminal": {"jremat.policy", "jremat.quiet_cuda"},
-    "jremat.plan": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.callable_package"},
-    "jremat.fit": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.callable_package"},
-    "jremat.check": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan"},
+    "jremat.planner": {*_MODEL, "jremat.transform", "jremat.measure"},
+    "jremat.fitting": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.planner"},
+    "jremat.check": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.planner"},
     "jremat.oom": {*_MODEL, "jremat.transform", "jremat.measure"},
     "jremat.report": {*_MODEL, "jremat.transform", "jremat.terminal"},
-    "jremat": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.plan", "jremat.check", "jremat.report"}
-    | {"jremat.quiet_cuda", "jremat.fit", "jremat.oom", "jremat.apply_to_model"},
+    "jremat": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.planner", "jremat.check", "jremat.report"}
+    | {"jremat.quiet_cuda", "jremat.fitting", "jremat.oom", "jremat.apply_to_model"},
     "jremat.apply_to_model": {"jremat.policy", "jremat.graph", "jremat.transform", "policies"},
-    "policies": {"jremat.jax_internals", "jremat.policy", "jremat.estimate", "jremat.plan", "jremat.terminal"},
-    "models": {"jremat.policy", "jremat.estimate", "jremat.transform"},
+    "policies": {"jremat.jax_internals", "jremat.policy", "jremat.estimator", "jremat.planner", "jremat.terminal"},
+    "models": {"jremat.policy", "jremat.estimator", "jremat.transform"},
 }
 ALLOWED["jremat.command"] = {"jremat", *ALLOWED["jremat"], "jremat.terminal", "policies"}
 ALLOWED["jremat.__main__"] = {"jremat.command", "jremat.terminal", "jremat.policy"}

@@ -13,7 +13,7 @@ from jremat.check.sites import equations
 from jremat.check.subject import Subject, subject_of
 from jremat.graph.arguments import map_arrays, take_apart
 from jremat.graph.differentiate import inexact_places
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from jremat.policy import NONE, LayerPlan, Policy
 from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack

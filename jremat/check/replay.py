@@ -22,7 +22,7 @@ from jremat.graph.arguments import arrays_alone, take_apart
 from jremat.graph.differentiate import inexact_places
 from jremat.graph.effects import refuse_refs
 from jremat.graph.trace import capture
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from jremat.policy import NONE, LayerPlan, Policy
 from jremat.policy.whole_number import whole_number
 from jremat.transform.chain import stack

@@ -12,7 +12,7 @@ from jremat.policy.files import write_json
 from jremat.terminal.command_line import command, fail, parse, warn
 
 if TYPE_CHECKING:
-    from jremat.estimate.ledger import Ledger
+    from jremat.estimator.ledger import Ledger
 
 PROGRAM = "jremat estimate"
 
@@ -97,9 +97,9 @@ def _ledger(flags: Estimate, sizes: Mapping[str, int]) -> "tuple[Ledger, tuple[s
 
     import policies
     from jremat.command.target import called, function_at
-    from jremat.estimate.huggingface import read
-    from jremat.estimate.parallel import Parallel
-    from jremat.estimate.transformer import estimate
+    from jremat.estimator.huggingface import read
+    from jremat.estimator.parallel import Parallel
+    from jremat.estimator.transformer import estimate
 
     policy = policies.get(flags.policy)
     how: dict[str, Any] = {

@@ -81,7 +81,7 @@ def subject_under(
     import jremat
     import policies
     from jremat.command.step import gradient_step
-    from jremat.plan.request import Request
+    from jremat.planner.request import Request
     from jremat.policy import LayerPlan
 
     policy = policies.get(spec) if spec else None

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None) -> int:
     start_jax()
     from jremat.command.explain import as_written
     from jremat.command.target import called, function_at, what
-    from jremat.fit.planner import fit
+    from jremat.fitting.planner import fit
 
     f, args, kwargs = called(function_at(flags.function), flags.function, flags.args)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jremat.estimate.hardware import chip_of
+from jremat.estimator.hardware import chip_of
 from jremat.policy.shown import aligned, human, human_flops, human_seconds
 
 

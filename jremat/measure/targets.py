@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from jremat.estimate.hardware import CHIPS, Chip, chip_of
+from jremat.estimator.hardware import CHIPS, Chip, chip_of
 from jremat.measure.descriptions import GPUS, describe, parse
 from jremat.policy.shown import human
 

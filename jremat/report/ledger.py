@@ -1,6 +1,6 @@
 """A ledger as a table for people."""
 
-from jremat.estimate.ledger import Ledger, Line
+from jremat.estimator.ledger import Ledger, Line
 from jremat.terminal.tables import Table, columns, human
 
 _ORDER = ("state", "kept", "layer", "head", "other")

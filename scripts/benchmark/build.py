@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jremat
 import policies
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.measure import target
 from models.config import get
 from models.remat import Remat, resolved

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from scripts.flags import (
     Attention,
     Batch,

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 import jremat
 import policies
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.graph import Graph
 from jremat.measure import Memory, program
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import matmul_flops
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import matmul_flops
 from jremat.policy import LayerPlan, Policy
 from jremat.transform.chain import stack
 from jremat.transform.scan import scan_stack

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.decoder.layers import dropout
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.decoder.layers import dropout
 from models.torch_twin import Run
 from policies.torch_contexts import stack_run
 from policies.torch_expression import NotExpressible, express_plan, line_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from models.torch_twin import Run, Shared, Transformer, one_by_one, shared_of
 from models.torch_weights import from_flax, to_flax
 from policies.torch_contexts import Calls, calls_of, every_second

@@ -8,11 +8,11 @@ import tyro
 
 import policies
 from jremat.command import estimate as command
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.huggingface import read
-from jremat.estimate.parallel import Parallel
-from jremat.estimate.training_step import TrainingStep
-from jremat.plan.request import Request
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.huggingface import read
+from jremat.estimator.parallel import Parallel
+from jremat.estimator.training_step import TrainingStep
+from jremat.planner.request import Request
 from jremat.policy import LayerPlan, Policy
 from models.config import get
 from scripts.flags import (

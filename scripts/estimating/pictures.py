@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jremat.estimate.training_step import TrainingStep
-from jremat.estimate.transformer import ledger_of
+from jremat.estimator.training_step import TrainingStep
+from jremat.estimator.transformer import ledger_of
 from jremat.policy import LayerPlan, Policy
 from jremat.report import plots
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from jremat.estimate.fit import Way, fit
-from jremat.estimate.ledger import Ledger
-from jremat.estimate.textbook import SLIPS, SOURCE, Beside
+from jremat.estimator.fit import Way, fit
+from jremat.estimator.ledger import Ledger
+from jremat.estimator.textbook import SLIPS, SOURCE, Beside
 from jremat.policy import LayerPlan, Policy
 from jremat.terminal.tables import Table, columns, human
 

@@ -9,8 +9,8 @@ import optax
 
 import policies
 from jremat.command.output import Subject
-from jremat.estimate.config import TransformerConfig
-from jremat.plan.request import Request
+from jremat.estimator.config import TransformerConfig
+from jremat.planner.request import Request
 from jremat.policy import Policy
 from models.remat import resolved
 from models.transformer import init_params, mean_loss

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from jremat.measure import program, target
-from jremat.plan.result import Plan, Point
+from jremat.planner.result import Plan, Point
 from jremat.policy import PolicyLike
 from jremat.terminal.tables import show
 from models.remat import remat

@@ -9,8 +9,8 @@ import jax
 import jremat
 import policies
 from jremat.measure import target
-from jremat.plan.request import Request
-from jremat.plan.result import DoesNotFit, Plan
+from jremat.planner.request import Request
+from jremat.planner.result import DoesNotFit, Plan
 from jremat.policy import LayerPlan, Policy
 from models.remat import remat
 from models.transformer import layer_shapes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jremat.plan.result import Kept, Plan, Point
+from jremat.planner.result import Kept, Plan, Point
 from jremat.terminal.tables import Table, columns, human, human_flops
 from scripts.planning.question import Answer, Tried
 

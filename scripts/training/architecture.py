@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from models.config import get
 from scripts.flags import dtype_on
 from scripts.training.config import Model

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.hardware import chip_of
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.hardware import chip_of
 from jremat.measure import Peak, peak_of
 
 

@@ -12,7 +12,7 @@ import optax
 
 import jremat
 import policies
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.graph import Flops
 from jremat.measure.memory import UNDONE, undone_on_cpu
 from jremat.policy import Policy

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from models.transformer import Transformer, mean_loss
 
 Params = Any

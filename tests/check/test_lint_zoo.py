@@ -11,7 +11,7 @@ import pytest
 import jremat
 import models
 import policies
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from models import config as sizes
 from models.remat import remat, resolved
 from models.transformer import block_apply, init_params

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import estimate_peak_devices as benchmark
-from jremat.estimate.collectives import Spread
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.decoder.stage import numbers_of
-from jremat.estimate.parallel import Parallel
-from jremat.estimate.transformer import estimate
+from jremat.estimator.collectives import Spread
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.decoder.stage import numbers_of
+from jremat.estimator.parallel import Parallel
+from jremat.estimator.transformer import estimate
 from jremat.policy import NONE
 
 LIMITS = Path(__file__).parents[2] / "docs" / "limits.md"

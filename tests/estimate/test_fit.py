@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import policies
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.fit import ways_to_fit
-from jremat.estimate.parallel import Parallel
-from jremat.estimate.training_step import TrainingStep
-from jremat.estimate.transformer import ledger_of
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.fit import ways_to_fit
+from jremat.estimator.parallel import Parallel
+from jremat.estimator.training_step import TrainingStep
+from jremat.estimator.transformer import ledger_of
 from jremat.policy import FULL, NONE
 
 CONFIG = TransformerConfig(

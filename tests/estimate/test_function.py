@@ -6,8 +6,8 @@ import pytest
 
 import jremat
 import policies
-from jremat.estimate.parallel import Parallel
-from jremat.estimate.transformer import estimate
+from jremat.estimator.parallel import Parallel
+from jremat.estimator.transformer import estimate
 from jremat.graph.letters import Polynomial
 
 SIZES = {"b": 4, "s": 64, "h": 32, "f": 128}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.huggingface import from_huggingface, read
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.huggingface import from_huggingface, read
 from models.config import get
 
 GPT2 = {

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policies
-from jremat.estimate.block_cost import block_cost
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.decoder.stage import numbers_of
-from jremat.estimate.transformer import estimate
+from jremat.estimator.block_cost import block_cost
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.decoder.stage import numbers_of
+from jremat.estimator.transformer import estimate
 from jremat.graph.letters import Polynomial
 from jremat.policy import OFFLOAD, Policy
 from tests.estimate.traced import block_residuals, stack_residuals

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.other_calculators import FORMULAS, MIXED_PRECISION_BYTES, cookbook, llm_analysis, megatron
-from jremat.estimate.textbook import STATIC_BYTES, Shape, layer_bytes
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.other_calculators import FORMULAS, MIXED_PRECISION_BYTES, cookbook, llm_analysis, megatron
+from jremat.estimator.textbook import STATIC_BYTES, Shape, layer_bytes
 
 CONFIG = TransformerConfig(
     vocab_size=100, num_layers=3, hidden=8, heads=2, kv_heads=2, head_dim=4, mlp_hidden=32, max_seq=4

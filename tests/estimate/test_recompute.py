@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import policies
-from jremat.estimate.transformer import estimate
+from jremat.estimator.transformer import estimate
 from tests.estimate.test_kept import GPT, LLAMA
 from tests.estimate.traced import recompute_flops
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import policies
-from jremat.estimate import textbook
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.textbook import Shape, layer_bytes
-from jremat.estimate.transformer import estimate
+from jremat.estimator import textbook
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.textbook import Shape, layer_bytes
+from jremat.estimator.transformer import estimate
 from tests.estimate.traced import block_residuals
 
 DATA = Path(__file__).parent / "data"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import jremat
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.policy import LayerPlan, Policy
 from jremat.transform import chain
 from models.transformer import Block, Carry, Transformer, block_apply, init_params, mean_loss

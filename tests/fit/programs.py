@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jremat.fit.choose import Choices, Row
-from jremat.fit.fitted import Fitted
-from jremat.fit.inside import choices_inside
-from jremat.fit.planner import _planned, active_places, loss_places
-from jremat.fit.program import entered_program
-from jremat.fit.read import Reading, read
+from jremat.fitting.choose import Choices, Row
+from jremat.fitting.fitted import Fitted
+from jremat.fitting.inside import choices_inside
+from jremat.fitting.planner import _planned, active_places, loss_places
+from jremat.fitting.program import entered_program
+from jremat.fitting.read import Reading, read
 from jremat.graph.arguments import take_apart
 from jremat.measure import target
-from jremat.plan.roofline import Roofline
+from jremat.planner.roofline import Roofline
 
 COST = Roofline(target("h200").chip)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jremat
-from jremat.fit.planner import DoesNotFit
+from jremat.fitting.planner import DoesNotFit
 from tests.fit.programs import layers, layers_arguments
 
 ARGS = layers_arguments(8, 64, 512)

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import jremat
-from jremat.fit.choose import Inside
-from jremat.fit.planner import DoesNotFit
+from jremat.fitting.choose import Inside
+from jremat.fitting.planner import DoesNotFit
 from tests.fit.loops import PROGRAMS, random_program
 from tests.fit.programs import choices_of, fitted
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jremat
-from jremat.fit.planner import DoesNotFit
+from jremat.fitting.planner import DoesNotFit
 from tests.fit.loops import gpt, gpt_arguments
 
 PARAMS, TOKENS = gpt_arguments(layers=5, width=8, seq=8, batch=2, vocab=16)

@@ -6,7 +6,7 @@ import pytest
 
 import jremat
 from jremat.graph.peak import traced_peak
-from jremat.plan.planner import plan
+from jremat.planner.planner import plan
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jremat.estimate.decoder.loss import cross_entropy
+from jremat.estimator.decoder.loss import cross_entropy
 from jremat.graph import liveness, order
 from jremat.graph.arguments import take_apart
 from jremat.graph.operations import Computation

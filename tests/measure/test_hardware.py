@@ -1,6 +1,6 @@
 import pytest
 
-from jremat.estimate.hardware import CHIPS, GIB, chip, chip_of
+from jremat.estimator.hardware import CHIPS, GIB, chip, chip_of
 
 # Dense bf16 TFLOP/s of the makers' sheets, by hand.
 SHEETS = {"a100": 312, "h100": 989, "h100-pcie": 756, "h200": 989, "b200": 2250, "v4": 275, "v5e": 197, "v5p": 459,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import models
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 
 GPT = TransformerConfig(
     vocab_size=13, num_layers=3, hidden=8, heads=4, kv_heads=4, head_dim=2, mlp_hidden=20, max_seq=9, attention_block=3

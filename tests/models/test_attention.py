@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jremat.estimate.decoder import attention
+from jremat.estimator.decoder import attention
 from jremat.policy.names import tag
 from tests import needs
 from tests.models.counting import equations, gradient_matmuls, kept_bytes, kept_shapes, matmuls

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 
 SMALL = TransformerConfig(
     vocab_size=11, num_layers=2, hidden=12, heads=4, kv_heads=4, head_dim=6, mlp_hidden=20, max_seq=9

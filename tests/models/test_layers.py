@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jremat.estimate.decoder import layers
+from jremat.estimator.decoder import layers
 from jremat.policy.names import tag
 from tests.models.counting import equations, kept_shapes
 from tests.models.families import compiled

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jremat.estimate.decoder.loss import cross_entropy, linear_cross_entropy
+from jremat.estimator.decoder.loss import cross_entropy, linear_cross_entropy
 from jremat.policy.names import tag
 from tests.models.counting import equations, kept_shapes
 from tests.models.families import compiled

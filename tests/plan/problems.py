@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from jremat.plan.problem import Link, Node, Problem
+from jremat.planner.problem import Link, Node, Problem
 
 
 def random_problem(rng: np.random.Generator, most: int = 16, shared: float = 0.1, host: bool = False) -> Problem:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import jremat
 import policies
-from jremat.estimate.hardware import chip
-from jremat.plan.baselines import BASELINES, fixed_order, greedy, greedy_knapsack, knapsack, wide_knapsack
-from jremat.plan.block import Budget, best
-from jremat.plan.problem import Link, Node, Problem
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import Roofline
+from jremat.estimator.hardware import chip
+from jremat.planner.baselines import BASELINES, fixed_order, greedy, greedy_knapsack, knapsack, wide_knapsack
+from jremat.planner.block import Budget, best
+from jremat.planner.problem import Link, Node, Problem
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import Roofline
 from jremat.policy.plan_file import write
 from tests.plan.problems import random_problem
 from tests.transform.blocks import case

@@ -8,11 +8,11 @@ import pytest
 
 import jremat
 import policies
-from jremat.estimate.hardware import chip
+from jremat.estimator.hardware import chip
 from jremat.measure import memory
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import Roofline
-from jremat.plan.stack import Stack
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import Roofline
+from jremat.planner.stack import Stack
 from jremat.transform.groups import gradient_step
 from models.config import get
 from models.transformer import Carry, block_apply, init_params

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jremat.plan.block import Budget, best, least_bytes
-from jremat.plan.cut import convex_frontier, cut, least_seconds
-from jremat.plan.problem import Node, Problem
+from jremat.planner.block import Budget, best, least_bytes
+from jremat.planner.cut import convex_frontier, cut, least_seconds
+from jremat.planner.problem import Node, Problem
 from tests.plan.problems import every_choice, random_problem
 
 

@@ -11,11 +11,11 @@ import pytest
 
 import jremat
 import policies
-from jremat.estimate.hardware import chip
-from jremat.plan.block import Budget, best
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import Roofline, matmul_flops
-from jremat.plan.stack import mixed
+from jremat.estimator.hardware import chip
+from jremat.planner.block import Budget, best
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import Roofline, matmul_flops
+from jremat.planner.stack import mixed
 from jremat.policy import FULL, NONE, Policy
 from jremat.transform.groups import gradient_step
 from models.transformer import Block, Carry, block_apply

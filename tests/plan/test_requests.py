@@ -6,8 +6,8 @@ import pytest
 
 import jremat
 import policies
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import matmul_flops
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import matmul_flops
 from jremat.policy import NONE, LayerPlan
 from tests.plan.blocks import ROWS, WIDE, mlp, mlp_args, routed, routed_args
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jremat.plan.search import search
-from jremat.plan.stack import Choice, mixed
+from jremat.planner.search import search
+from jremat.planner.stack import Choice, mixed
 from jremat.policy import FULL, Policy
 from jremat.transform.groups import every_k
 

@@ -7,9 +7,9 @@ import pytest
 
 import jremat
 import policies
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import matmul_flops
-from jremat.plan.stack import Stack
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import matmul_flops
+from jremat.planner.stack import Stack
 from jremat.transform.chain import stack
 from jremat.transform.groups import gradient_step
 from tests.plan.blocks import HIDDEN, ROWS, mlp, mlp_args

@@ -16,9 +16,9 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 import jremat
 import policies
-from jremat.estimate.block_cost import GPT, LLAMA, block_cost
-from jremat.estimate.config import TransformerConfig
-from jremat.estimate.decoder.stage import numbers_of
+from jremat.estimator.block_cost import GPT, LLAMA, block_cost
+from jremat.estimator.config import TransformerConfig
+from jremat.estimator.decoder.stage import numbers_of
 from jremat.policy import Policy
 from models.transformer import Block
 from policies.costs import cost as shown

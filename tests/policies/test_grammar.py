@@ -8,7 +8,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import policies
-from jremat.plan.request import Request
+from jremat.planner.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy
 from jremat.policy.ops import SELECTABLE
 from policies import megatron

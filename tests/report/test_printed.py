@@ -6,7 +6,7 @@ import pytest
 
 import jremat
 import policies
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.measure import Peak, Timing, fits, target, throughput
 from jremat.policy import tag
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import policies
-from jremat.estimate.transformer import estimate
+from jremat.estimator.transformer import estimate
 from models.config import get
 from scripts.estimate import main
 

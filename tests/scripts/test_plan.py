@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 import policies
-from jremat.plan.result import Plan, Point
+from jremat.planner.result import Plan, Point
 from scripts import bench, explain, train
 from scripts.benchmark.config import Case
 from scripts.plan import main

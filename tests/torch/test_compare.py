@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from jremat.policy import VOCABULARY
 from scripts import compare_torch
 from scripts.compare.rows import check, differences, failed, gradient_error, kept_check

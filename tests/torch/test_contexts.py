@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 import policies
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from models.torch_twin import one_by_one
 from policies.torch_contexts import stack_run
 from policies.torch_expression import NotExpressible

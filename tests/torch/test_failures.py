@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import jremat
 import policies
-from jremat.estimate.decoder.layers import dropout
+from jremat.estimator.decoder.layers import dropout
 from jremat.policy import FULL, NONE, tag
 from scripts.compare.torch_kept import kept
 

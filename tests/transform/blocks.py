@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jremat.estimate.config import TransformerConfig
+from jremat.estimator.config import TransformerConfig
 from models import config as sizes
 from models.transformer import Block
 

@@ -12,9 +12,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jremat
 import policies
-from jremat.plan.block import Budget, best
-from jremat.plan.read_block import read_block
-from jremat.plan.roofline import matmul_flops
+from jremat.planner.block import Budget, best
+from jremat.planner.read_block import read_block
+from jremat.planner.roofline import matmul_flops
 from jremat.policy import Policy, tag
 from jremat.policy.ops import Family
 from tests.transform.jax_count import jax_kept_bytes

@@ -1,0 +1,150 @@
+"""How a training run is spread over devices, and what of an array or a parameter one device then holds."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from jremat.estimator.config import TransformerConfig
+from jremat.policy.whole_number import whole_number
+
+_SPLIT_BY_TENSOR = frozenset({"n", "m", "f", "v"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Degrees of parallelism; the devices are their product.
+
+    Args:
+        data: replicas that each take a share of the batch.
+        zero: what the replicas share out among themselves instead of holding it whole each (Rajbhandari et al. 2020,
+            arXiv 1910.02054): 0 nothing, 1 the optimizer's state, 2 the gradients too, 3 the weights too (FSDP).
+        tensor: devices that split heads, MLP width and vocabulary (Shoeybi et al. 2019, arXiv 1909.08053).
+        sequence: whether these split the sequence where heads and width aren't split: norms, dropout, the residual
+            stream (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
+        context: devices that split the sequence everywhere, attention's queries included.
+        pipeline: stages under the 1F1B schedule; layers that they don't divide stand on the first.
+        interleave: chunks of layers a stage; above 1 the interleaved schedule (Narayanan et al. 2021, section 2.2).
+
+    >>> Parallel(data=2, tensor=4).devices
+    8
+    """
+
+    data: int = 1
+    zero: Literal[0, 1, 2, 3] = 0
+    tensor: int = 1
+    sequence: bool = False
+    context: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name not in ("zero", "sequence")):
+            whole_number(name, getattr(self, name))
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise ValueError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
+        if not isinstance(self.sequence, bool):
+            raise ValueError(f"sequence: expected True or False, got {self.sequence!r}")
+        if self.zero and self.data == 1:
+            raise ValueError(f"zero: zero={self.zero} shares out among data replicas; with data=1 it would do nothing")
+        if self.sequence and self.tensor == 1:
+            raise ValueError("sequence: it splits among the tensor devices; with tensor=1 it would do nothing")
+        if self.interleave > 1 and self.pipeline == 1:
+            raise ValueError("interleave: chunks of a pipeline's stage; with pipeline=1 it would do nothing")
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.data * self.tensor * self.context * self.pipeline
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of layers over all stages."""
+        return self.pipeline * self.interleave
+
+    def check(self, config: TransformerConfig, batch: int, seq: int) -> None:
+        """Refuse degrees that don't divide what they split.
+
+        Raises:
+            ValueError: the first such degree.
+        """
+        if self.chunks > config.num_layers:
+            raise ValueError(
+                f"pipeline: expected at most num_layers={config.num_layers} chunks of layers, got {self.chunks}"
+            )
+        if config.heads % self.tensor:
+            raise ValueError(f"tensor: expected a divisor of heads={config.heads}, got {self.tensor}")
+        self.check_sizes({"b": batch, "m": config.kv_heads, "f": config.mlp_hidden, "s": seq})
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """The same of sizes by their letter.
+
+        Raises:
+            ValueError: the first degree that doesn't divide its size, or that has none to divide.
+        """
+        names = {"b": "batch", "s": "seq", "m": "kv_heads", "f": "mlp_hidden", "n": "heads"}
+        parts = (
+            ("data", self.data, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
+            ("tensor", self.tensor, "f"), ("context", self.context, "s"),
+            ("sequence", self.tensor * self.context if self.sequence else 1, "s"),
+        )  # fmt: skip
+        for name, degree, letter in parts:
+            if sizes.get(letter, degree) % degree:
+                raise ValueError(f"{name}: expected a divisor of {names[letter]}={sizes[letter]}, got {degree}")
+        for name, degree, letters in (
+            ("data", self.data, "b"),
+            ("tensor", self.tensor, "nmf"),
+            ("context", self.context, "s"),
+        ):
+            if degree > 1 and not set(letters) & sizes.keys():
+                raise ValueError(f"{name}: no size is called {' or '.join(letters)}, which is what it splits")
+
+    def layers_on(self, stage: int, num_layers: int) -> int:
+        """Layers of a stage; where the chunks don't divide them, the first chunks have one more.
+
+        >>> [Parallel(pipeline=8).layers_on(stage, 28) for stage in range(8)]
+        [4, 4, 4, 4, 3, 3, 3, 3]
+        """
+        each, more = divmod(num_layers, self.chunks)
+        return sum(each + (chunk < more) for chunk in range(stage, self.chunks, self.pipeline))
+
+    def shares(self, numbers: Mapping[str, int]) -> Mapping[str, int]:
+        """The sizes that one device has of whole axes: its part of the batch, of heads, MLP width and vocabulary.
+
+        >>> Parallel(data=2, tensor=4).shares({"b": 8, "m": 4, "f": 64, "h": 16})
+        {'b': 4, 'm': 1, 'f': 16, 'h': 16}
+        """
+        by = {"b": self.data, **dict.fromkeys(_SPLIT_BY_TENSOR, self.tensor)}
+        return {name: -(-size // by.get(name, 1)) for name, size in numbers.items()}
+
+    def split(self, letters: Collection[str]) -> int:
+        """Devices that share the sequence of an array with these axes; of scores [.., s, s] the queries are split.
+
+        >>> Parallel(tensor=8, sequence=True).split("bsh"), Parallel(tensor=8, sequence=True).split("bsf")
+        (8, 1)
+        """
+        if "s" not in letters:
+            return 1
+        whole = not _SPLIT_BY_TENSOR & set(letters)
+        return self.context * (self.tensor if self.sequence and whole else 1)
+
+    def shared(self, role: str) -> bool:
+        """Whether the replicas share out buffers of this role (``jremat.estimator.timeline.Role``)."""
+        return self.zero >= {"weights": 3, "casts": 3, "gradients": 2, "optimizer state": 1}.get(role, 4)
+
+    def copies_in_flight(self, stage: int) -> float:
+        """Micro-batches whose activations ``stage`` holds at once, in units of all its layers."""
+        return self.in_flight(stage) / self.interleave
+
+    def in_flight(self, stage: int) -> int:
+        """Chunks whose activations ``stage`` holds at once, given enough micro-batches.
+
+        1F1B: stage i holds p - i micro-batches. Interleaved: its warm-up of 2 (p - i - 1) + (m - 1) p chunks and one
+        more, which on the first stage is the paper's factor 1 + (p - 1) / (p m).
+
+        Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Korthikanti et al. 2022, section 4.2.3.
+
+        >>> Parallel(pipeline=8, interleave=3).in_flight(0), round(3 * 8 * (1 + 7 / 24))
+        (31, 31)
+        """
+        later = self.pipeline - stage - 1
+        return later + 1 if self.interleave == 1 else 2 * later + (self.interleave - 1) * self.pipeline + 1

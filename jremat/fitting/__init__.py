@@ -1,0 +1,1 @@
+"""Which parts of any program to remat so that it fits?"""
