@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jremat
 import policies
-from jremat.measure import memory, mesh
+from jremat.measure import compiled_memory, mesh
 from jremat.measure.memory import program
 from jremat.terminal.command_line import run
 from jremat.transform.chain import stack
@@ -83,7 +83,7 @@ BIG = 16, 2, 1024, 2048, jnp.bfloat16
 
 
 def temp(kind: str, spec: str, args: tuple[Any, Any], num_layers: int = 16, target: str = "h200") -> Any:
-    return memory(step(kind, spec, num_layers), *args, target=target, num_buffers=0)
+    return compiled_memory(step(kind, spec, num_layers), *args, target=target, num_buffers=0)
 
 
 def table(title: str, head: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> None:

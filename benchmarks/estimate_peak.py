@@ -1,6 +1,6 @@
 """Two predictions of a step's peak against the one that XLA plans for an H200: train steps, AdamW, donated state.
 
-``traced`` reads the program of Flax's model (``jremat.traced_peak``), ``estimate`` that of the config, traced with
+``traced`` reads the program of Flax's model (``jremat.predicted_memory``), ``estimate`` that of the config, traced with
 letters for its sizes (``jremat.estimate``);
 beside them stand the formulas of other tools.
 
@@ -158,19 +158,19 @@ def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def measure(case: Case) -> dict[str, Any]:
     """Compile one case; its peak and the arguments' share of it."""
-    from jremat.measure.memory import memory
+    from jremat.measure.memory import compiled_memory
 
     step, args = step_of(case)
-    found = memory(step, *args, target="h200", num_buffers=0)
+    found = compiled_memory(step, *args, target="h200", num_buffers=0)
     return {"peak_bytes": found.peak_bytes, "argument_bytes": found.argument_bytes}
 
 
 def traced(case: Case, version: str) -> int:
     """The peak predicted from the step's program, by the rules of one JAX."""
-    from jremat.graph.peak import traced_peak
+    from jremat.graph.peak import predicted_memory
 
     step, args = step_of(case)
-    return traced_peak(step, *args, jax_version=version).peak_bytes
+    return predicted_memory(step, *args, jax_version=version).peak_bytes
 
 
 def ours(case: Case, version: str = CALIBRATED) -> int:

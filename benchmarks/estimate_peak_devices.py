@@ -175,10 +175,10 @@ def measure(case: Case) -> dict[str, Any]:
     """Compile one case: its peak on one device, and the lines of it."""
     import jax
 
-    from jremat.measure.memory import memory
+    from jremat.measure.memory import compiled_memory
 
     step, args = step_of(case)
-    found = memory(step, *args, target=f"h200x{case.parallel.devices}", num_buffers=200)
+    found = compiled_memory(step, *args, target=f"h200x{case.parallel.devices}", num_buffers=200)
     lines = dict.fromkeys(LINES, 0)
     weights = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(args[0])}
     sizes = {math.prod(shape) for shape in weights if shape[0] == case.config.num_layers}

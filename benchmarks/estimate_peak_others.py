@@ -1,8 +1,8 @@
 """The traced peak against the one that XLA plans for an H200, on train steps that hold no model of ours.
 
-The rules of ``jremat.traced_peak`` were read from transformers of this repository (``benchmarks/estimate_peak.py``);
-this table says what the prediction is worth elsewhere. Every third step, by the alphabet, is held out: no rule was made
-or changed with a look at it.
+The rules of ``jremat.predicted_memory`` were read from transformers of this repository
+(``benchmarks/estimate_peak.py``); this table says what the prediction is worth elsewhere. Every third step, by the
+alphabet, is held out: no rule was made or changed with a look at it.
 
     python benchmarks/estimate_peak_others.py                 # the table, of the JAX that is installed
     python benchmarks/estimate_peak_others.py --measure 10    # first compile up to ten steps more
@@ -59,19 +59,19 @@ def results(version: str) -> Path:
 
 def measure(name: str) -> dict[str, int]:
     """Compile one step; its peak and the arguments' share of it."""
-    from jremat.measure.memory import memory
+    from jremat.measure.memory import compiled_memory
 
     step, args = STEPS[name]()
-    found = memory(step, *args, target="h200", num_buffers=0)
+    found = compiled_memory(step, *args, target="h200", num_buffers=0)
     return {"peak_bytes": found.peak_bytes, "argument_bytes": found.argument_bytes}
 
 
 def row_of(name: str, compiled: Mapping[str, int]) -> Row:
     """The prediction beside what was compiled."""
-    from jremat.graph.peak import traced_peak
+    from jremat.graph.peak import predicted_memory
 
     step, args = STEPS[name]()
-    return Row(name, compiled, traced_peak(step, *args).peak_bytes)
+    return Row(name, compiled, predicted_memory(step, *args).peak_bytes)
 
 
 def lines(rows: Sequence[Row]) -> list[str]:

@@ -114,7 +114,7 @@ def planner_of(loss: Callable[..., Any], args: Sequence[Any]) -> Planner:
 def figures(loss: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
     """What a loss comes to: compiled bytes, modelled seconds and matmuls of its value and gradient."""
     step = step_of(loss, args)
-    memory = jremat.memory(step, *args, target="h200", num_buffers=0)
+    memory = jremat.compiled_memory(step, *args, target="h200", num_buffers=0)
     again = jremat.flops(step, *args).recompute
     return {"peak": memory.peak_bytes, "arguments": memory.argument_bytes, "recompute": again}
 

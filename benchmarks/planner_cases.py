@@ -17,8 +17,8 @@ import numpy as np
 import optax
 
 import policies
-from jremat.graph.peak import traced_peak
-from jremat.measure import memory, target
+from jremat.graph.peak import predicted_memory
+from jremat.measure import compiled_memory, target
 from jremat.measure.memory_analysis import versions
 from jremat.planner.planner import cost_of
 from jremat.planner.read_block import read_block
@@ -130,7 +130,7 @@ class Peaks:
         self.rows: dict[str, dict[str, Any]] = json.loads(FILE.read_text())["peaks"] if FILE.exists() else {}
 
     def traced(self, model: Model, plan: Policy | LayerPlan) -> int:
-        return self._row(model, plan, "traced", lambda f, *args: traced_peak(f, *args).peak_bytes)
+        return self._row(model, plan, "traced", lambda f, *args: predicted_memory(f, *args).peak_bytes)
 
     def compiled(self, model: Model, plan: Policy | LayerPlan) -> int:
         # Kernels that steps of one model share are compiled once: memory is planned before them, so it is the same.
@@ -139,7 +139,7 @@ class Peaks:
             "xla_gpu_enable_llvm_module_compilation_parallelism": True,
             "xla_gpu_kernel_cache_file": str(kernels),
         }
-        find = lambda f, *a: memory(f, *a, target=TARGET, compiler_options=options, num_buffers=0).peak_bytes
+        find = lambda f, *a: compiled_memory(f, *a, target=TARGET, compiler_options=options, num_buffers=0).peak_bytes
         return self._row(model, plan, "compiled", find)
 
     @property

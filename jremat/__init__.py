@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jremat.estimator.transformer import estimate
     from jremat.fitting.planner import fit
     from jremat.graph import flops, trace
-    from jremat.graph.peak import traced_peak
-    from jremat.measure import Memory, fits, memory
+    from jremat.graph.peak import predicted_memory
+    from jremat.measure import Memory, check_memory, compiled_memory
     from jremat.oom import Diagnosis, diagnose
     from jremat.planner.planner import plan
     from jremat.planner.request import Request
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jremat.transform.remat import remat
     from jremat.transform.scan_layers import scan_layers
 
-    check_memory, checkpoint, compiled_memory, predicted_memory = fits, remat, memory, traced_peak
+    checkpoint = remat
 
 # Found when first asked for: JAX takes a second to load, which an estimate or a policy doesn't need.
 _HOMES = {
@@ -32,8 +32,8 @@ _HOMES = {
     "jremat.estimator.transformer": ("estimate",),
     "jremat.fitting.planner": ("fit",),
     "jremat.graph": ("flops", "trace"),
-    "jremat.graph.peak": ("traced_peak",),
-    "jremat.measure": ("Memory", "fits", "memory"),
+    "jremat.graph.peak": ("predicted_memory",),
+    "jremat.measure": ("Memory", "check_memory", "compiled_memory"),
     "jremat.oom": ("Diagnosis", "diagnose"),
     "jremat.planner.planner": ("plan",),
     "jremat.planner.request": ("Request",),
@@ -45,13 +45,6 @@ _HOMES = {
     "jremat.transform.scan_layers": ("scan_layers",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-# JAX's own name for remat; and names of earlier versions for what the first of each pair says better.
-_ALIASES = {
-    "checkpoint": "remat",
-    "compiled_memory": "memory",
-    "check_memory": "fits",
-    "predicted_memory": "traced_peak",
-}
 
 __all__ = [
     "FAMILIES",
@@ -76,10 +69,8 @@ __all__ = [
     "estimate",
     "explain",
     "fit",
-    "fits",
     "flops",
     "lint",
-    "memory",
     "plan",
     "predicted_memory",
     "remat",
@@ -89,12 +80,11 @@ __all__ = [
     "stack",
     "tag",
     "trace",
-    "traced_peak",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    own = _ALIASES.get(name, name)
+    own = "remat" if name == "checkpoint" else name  # JAX has both names too
     if own in _HOME:
         return getattr(importlib.import_module(_HOME[own]), own)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,8 +26,8 @@ def nearest_compiler(version: str) -> str:
     nearest = next((known for known in reversed(COMPILERS) if minor(known) <= minor(version)), COMPILERS[0])
     if minor(nearest) != minor(version):
         warnings.warn(
-            f"traced_peak: not calibrated for jax {version}, predicted by the rules for jax {nearest}; "
-            "trust what is compiled: jremat.memory, and jremat.plan with compiles of at least 1",
+            f"predicted_memory: not calibrated for jax {version}, predicted by the rules for jax {nearest}; "
+            "trust what is compiled: jremat.compiled_memory, and jremat.plan with compiles of at least 1",
             UserWarning,
             stacklevel=3,
         )

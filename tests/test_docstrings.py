@@ -31,7 +31,7 @@ SOURCES = {
     "jremat.planner.cut": "Picard 1976",
     "jremat.planner.roofline.Roofline": "Williams et al. 2009",
     "jremat.stack": "Griewank and Walther 2000",
-    "jremat.traced_peak": "Aho et al. 2006",
+    "jremat.predicted_memory": "Aho et al. 2006",
     "jremat.transform.groups.best_group": "Chen et al. 2016",
     "jremat.transform.revolve.binomial": "Griewank and Walther 2000",
     "jremat.transform.revolve.binomial_steps": "Griewank and Walther 2000",

@@ -126,7 +126,7 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
 def policy_view(subject: Subject) -> "PolicyView":
     """A subject's values and the timeline of its step."""
     from jremat.graph.arguments import take_apart
-    from jremat.graph.peak import traced_peak
+    from jremat.graph.peak import predicted_memory
     from jremat.report.explain import explain_call
     from jremat.report.kept_reasons import Rules
     from jremat.report.page import PolicyView
@@ -134,7 +134,7 @@ def policy_view(subject: Subject) -> "PolicyView":
 
     call = take_apart(subject.forward, subject.args, subject.kwargs)
     found = explain_call(call, Rules(subject.rules, subject.num_layers))
-    peak = traced_peak(subject.step, *subject.step_args, donate=subject.donated)
+    peak = predicted_memory(subject.step, *subject.step_args, donate=subject.donated)
     return PolicyView(found, timeline(peak, found, updates=bool(subject.donated)))
 
 

@@ -45,7 +45,7 @@ def estimate(
 
     The step is traced once, with letters for its sizes, and kept for the next estimate of the same kind; what is asked
     for is put in their place. Kept for the backward pass is what ``jremat.residuals`` counts, to the byte; the peak is
-    that of ``jremat.traced_peak`` on one device and rests on the ledger's ``assumptions``. Nothing is compiled or run.
+    that of ``jremat.predicted_memory`` on one device and rests on the ledger's ``assumptions``. Nothing is compiled.
 
     Args:
         model: a decoder's config, or a function of one's own: a loss ``f(params, *batch)``, or with ``num_layers`` a

@@ -18,9 +18,9 @@ from jremat.fitting.planned import planned_segments
 from jremat.fitting.program import entered_program
 from jremat.fitting.read import Reading, read
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.peak import Peak, traced_peak
+from jremat.graph.peak import Peak, predicted_memory
 from jremat.graph.trace import Program
-from jremat.measure import Target, memory
+from jremat.measure import Target, compiled_memory
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
 from jremat.planner.plan_arguments import (
@@ -167,12 +167,14 @@ class Planner:
     def traced(self) -> Callable[[Any], int]:
         """A row's key to the predicted peak of the step, on one device."""
         devices = self.kind.num_devices
-        return cache(lambda key: traced_peak(*self.wanted.step(self.made(key))).peak_bytes // devices)
+        return cache(lambda key: predicted_memory(*self.wanted.step(self.made(key))).peak_bytes // devices)
 
     @cached_property
     def confirm(self) -> Callable[[Any], int]:
         """A row's key to the compiled peak of the step."""
-        return cache(lambda key: memory(*self.wanted.step(self.made(key)), target=self.kind, num_buffers=0).peak_bytes)
+        return cache(
+            lambda key: compiled_memory(*self.wanted.step(self.made(key)), target=self.kind, num_buffers=0).peak_bytes
+        )
 
     def fit(self, memory_bytes: int, margin: float, compiles: int) -> Fitted:
         """The fastest that fits; arguments are those of ``fit``.
@@ -199,7 +201,7 @@ class Planner:
         )
         fitted = replace(best, plan=whole)
         if not found.fits:
-            raise DoesNotFit(_why_not(whole, traced_peak(*self.wanted.step(fitted))), fitted)
+            raise DoesNotFit(_why_not(whole, predicted_memory(*self.wanted.step(fitted))), fitted)
         return fitted
 
 

@@ -83,7 +83,7 @@ class PeakBuffer:
 class Peak:
     """The memory that a step will need, predicted.
 
-    ``peak_bytes`` is temp + argument + output - alias, as of ``jremat.memory``.
+    ``peak_bytes`` is temp + argument + output - alias, as of ``jremat.compiled_memory``.
 
     Args:
         argument_bytes: all arrays handed in.
@@ -132,7 +132,7 @@ class Peak:
     __repr__ = __str__
 
 
-def traced_peak(
+def predicted_memory(
     step: Callable[..., Any],
     *args: Any,
     donate: int | Sequence[int] = (),
@@ -160,7 +160,7 @@ def traced_peak(
 
     >>> import jax.numpy as jnp
     >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    >>> found = traced_peak(lambda x, w: (x @ w) @ w, x, x)
+    >>> found = predicted_memory(lambda x, w: (x @ w) @ w, x, x)
     >>> found.argument_bytes, found.temp_bytes, found.output_bytes, found.peak_bytes
     (32768, 16384, 16384, 65536)
 
@@ -173,12 +173,12 @@ def traced_peak(
 
 
 def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:
-    """The prediction for a call that is taken apart; see ``traced_peak``."""
+    """The prediction for a call that is taken apart; see ``predicted_memory``."""
     return peak_in(capture(arguments), donate, version)
 
 
 def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
-    """The prediction for a traced call; see ``traced_peak``."""
+    """The prediction for a traced call; see ``predicted_memory``."""
     rules = rules_for(version)
     jaxpr, donated = _entered(program.jaxpr)
     donated = [own or path.split("[")[0].split(".")[0] in {f"argument {k}" for k in donate} for own, path in

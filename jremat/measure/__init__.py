@@ -2,7 +2,7 @@
 
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import CompileError
-from jremat.measure.memory import Fit, fits, memory, program
+from jremat.measure.memory import MemoryCheck, check_memory, compiled_memory, program
 from jremat.measure.memory_analysis import Memory
 from jremat.measure.step import (
     DeviceMemory,
@@ -22,18 +22,18 @@ __all__ = [
     "Buffer",
     "CompileError",
     "DeviceMemory",
-    "Fit",
     "Memory",
+    "MemoryCheck",
     "Peak",
     "Target",
     "TargetError",
     "Throughput",
     "Timing",
+    "check_memory",
+    "compiled_memory",
     "device_memory",
     "devices",
-    "fits",
     "measured_peak",
-    "memory",
     "mesh",
     "peak_of",
     "program",

@@ -21,7 +21,7 @@ from jremat.policy.shown import human
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class MemoryCheck:
     """Whether a program fits a device.
 
     Attributes:
@@ -50,7 +50,7 @@ class Fit:
     __repr__ = __str__
 
 
-def memory(
+def compiled_memory(
     fn: Callable[..., Any],
     *args: Any,
     target: str | Target | Path = "local",
@@ -82,7 +82,7 @@ def memory(
         CompileError: XLA refuses, crashes or outruns ``timeout_seconds``.
 
     >>> import jax.numpy as jnp
-    >>> found = memory(lambda x: x @ x, jax.ShapeDtypeStruct((64, 64), jnp.float32), target="cpu")
+    >>> found = compiled_memory(lambda x: x @ x, jax.ShapeDtypeStruct((64, 64), jnp.float32), target="cpu")
     >>> found.argument_bytes, found.output_bytes, found.peak_bytes >= 2 * 64 * 64 * 4
     (16384, 16384, True)
     """
@@ -105,10 +105,10 @@ def program(
     compiler_options: Mapping[str, Any] | None = None,
     num_buffers: int = 12,
 ) -> tuple[Memory, jax.stages.Compiled]:
-    """``memory`` together with the program itself, which can be called where the device is here: one compile for both.
+    """``compiled_memory`` and the program itself, which can be called where the device is here, from one compile.
 
     Args:
-        fn, args, target, xla_remat, compiler_options, num_buffers: as ``memory``.
+        fn, args, target, xla_remat, compiler_options, num_buffers: as ``compiled_memory``.
 
     >>> import jax.numpy as jnp
     >>> found, double = program(lambda x: 2 * x, jnp.ones(3), target="cpu")
@@ -146,11 +146,13 @@ def _request(
     }  # fmt: skip
 
 
-def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin: float = 0.05, **options: Any) -> Fit:
+def check_memory(
+    fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin: float = 0.05, **options: Any
+) -> MemoryCheck:
     """Whether ``fn(*args)`` fits the target's memory.
 
     Args:
-        fn, args, target, options: as ``memory``.
+        fn, args, target, options: as ``compiled_memory``.
         margin: the share of the device's memory to leave free, 0 to 1: the allocator's fragmentation, collectives'
             and libraries' workspaces are in no compiler's figures.
 
@@ -160,7 +162,7 @@ def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin
     Raises:
         ValueError: the target's memory is unknown (``cpu``, an unknown GPU), or ``margin`` is out of range.
 
-    >>> fits(lambda x: x, 1.0, target="cpu")
+    >>> check_memory(lambda x: x, 1.0, target="cpu")
     Traceback (most recent call last):
     ...
     ValueError: target: cpu has no memory size to fit in; name a chip or a description's file
@@ -171,7 +173,7 @@ def fits(fn: Callable[..., Any], *args: Any, target: str | Target | Path, margin
     limit_bytes = kind.hbm_bytes if kind.described else local_bytes(kind)
     if limit_bytes is None:
         raise ValueError(f"target: {kind.name} has no memory size to fit in; name a chip or a description's file")
-    return Fit(memory(fn, *args, target=kind, **options), int(limit_bytes * (1 - margin)))
+    return MemoryCheck(compiled_memory(fn, *args, target=kind, **options), int(limit_bytes * (1 - margin)))
 
 
 UNDONE = (

@@ -40,8 +40,8 @@ class Memory:
         notes: what to know of the figures, a sentence each.
 
     >>> import jax.numpy as jnp
-    >>> from jremat.measure import memory
-    >>> found = memory(jnp.sin, jax.ShapeDtypeStruct((1024,), jnp.float32), target="cpu")
+    >>> from jremat.measure import compiled_memory
+    >>> found = compiled_memory(jnp.sin, jax.ShapeDtypeStruct((1024,), jnp.float32), target="cpu")
     >>> found.argument_bytes, found.total_peak_bytes == found.peak_bytes
     (4096, True)
     """

@@ -11,7 +11,7 @@ import jax
 
 from jremat.measure.buffers import Buffer
 from jremat.measure.compile import as_jitted
-from jremat.measure.memory import memory
+from jremat.measure.memory import compiled_memory
 from jremat.measure.memory_analysis import Memory
 from jremat.oom.causes import Cause, find_causes, kind_of, shapes_of_arguments
 from jremat.oom.dump import Dump
@@ -131,7 +131,7 @@ def diagnose(
     if not args and takes_policy(step):
         under = step
         step, args = under(NONE)
-    found = memory(step, *args, target=target, num_buffers=200)
+    found = compiled_memory(step, *args, target=target, num_buffers=200)
     compiled = Dump(
         f"the step, {found.label}" if "compiled" in found.label else f"the step, compiled for {found.label}",
         found.buffers,
@@ -148,10 +148,12 @@ def diagnose(
     proofs = []
     if "not-donated" in slugs and (places := _replaced(step, args)):
         donating = jax.jit(lambda *given: as_jitted(step, given)[0](*given), donate_argnums=places)
-        proofs.append(("not-donated", memory(donating, *args, target=target, num_buffers=0).peak_bytes))
+        proofs.append(("not-donated", compiled_memory(donating, *args, target=target, num_buffers=0).peak_bytes))
     if "saved-residuals" in slugs and under:
         rematted, rematted_args = under(FULL)
-        proofs.append(("saved-residuals", memory(rematted, *rematted_args, target=target, num_buffers=0).peak_bytes))
+        proofs.append(
+            ("saved-residuals", compiled_memory(rematted, *rematted_args, target=target, num_buffers=0).peak_bytes)
+        )
     return Diagnosis(compiled, why, tuple(proofs), found)
 
 

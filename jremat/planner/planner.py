@@ -14,9 +14,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jremat.estimator.hardware import chip_of
 from jremat.graph import trace
 from jremat.graph.arguments import arrays_alone, take_apart
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import predicted_memory
 from jremat.graph.trace import graph_of
-from jremat.measure import Target, devices, memory
+from jremat.measure import Target, compiled_memory, devices
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
 from jremat.planner.plan_arguments import (
@@ -140,9 +140,9 @@ def plan(
     if tail := stack.tailed(host_bytes):
         lines.append(tail)
     # On several devices everything is cut; the memory for what is gathered is in the compiler's correction.
-    own = lambda plan: traced_peak(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices
+    own = lambda plan: predicted_memory(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices
     traced = cache(lambda plan: checked_peak((predict or own)(plan)))
-    compiled = cache(lambda plan: memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
+    compiled = cache(lambda plan: compiled_memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
     confirm = compiled if compiles else None
     limit = int(memory_bytes * (1 - margin))
     # Policies by name are costed on the block with all of its values, whatever the plan itself may keep.

@@ -30,9 +30,9 @@ class Request(NeedsShapes):
             block: ``block(layer_parameters, carry, *shared)`` to the next carry.
             args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
             num_layers: of the stack.
-            options: ``target``, what the step is for, as ``jremat.memory`` takes it; ``step``, the whole training step
-                under a plan, as ``jremat.plan`` takes it (default: the gradient of the layers alone); for ``auto``
-                those of ``jremat.plan``.
+            options: ``target``, what the step is for, as ``jremat.compiled_memory`` takes it; ``step``, the whole
+                training step under a plan, as ``jremat.plan`` takes it (default: the gradient of the layers alone); for
+                ``auto`` those of ``jremat.plan``.
 
         Returns:
             ``sqrt``: groups of the size with the least traced peak. ``budget:B``: the choice of least time that keeps

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import predicted_memory
 from jremat.measure import Target
 from jremat.measure import target as find_target
 from jremat.planner.block import Budget, best, least_bytes
@@ -38,7 +38,7 @@ def resolve(
     if unknown:
         raise ValueError(f"{unknown[0]}: no option of {request.spec!r}; it takes {', '.join(takes) or 'none'}")
     if request.kind == "sqrt":
-        peak = lambda function, *shapes: traced_peak(function, *shapes).peak_bytes
+        peak = lambda function, *shapes: predicted_memory(function, *shapes).peak_bytes
         return every_k(best_group(block, num_layers, *args, peak=peak))
     if request.kind == "auto":
         memory = None if request.amount is None else int(request.amount)

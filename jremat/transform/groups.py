@@ -56,7 +56,7 @@ def group_peaks(
         num_layers: L.
         args: the arguments of one block, arrays or ``jax.ShapeDtypeStruct``.
         peak: ``peak(step, *shapes)`` to bytes, for a gradient step of the whole stack; e.g.
-            ``lambda step, *shapes: jremat.measure.memory(step, *shapes, target="h200").peak_bytes``.
+            ``lambda step, *shapes: jremat.measure.compiled_memory(step, *shapes, target="h200").peak_bytes``.
         policy: what a group's replay keeps.
         sizes: to try; None: ``group_sizes(num_layers)``.
 

@@ -46,7 +46,9 @@ def test_a_group_too_large_is_so_by_the_compilers_count():
     [finding] = jremat.lint(grouped("every_k:8", 16), *deep(16))
     assert finding.cure.startswith("use full")
     temp = {
-        spec: jremat.memory(jax.value_and_grad(grouped(spec, 16)), *deep(16), target="cpu", num_buffers=0).temp_bytes
+        spec: jremat.compiled_memory(
+            jax.value_and_grad(grouped(spec, 16)), *deep(16), target="cpu", num_buffers=0
+        ).temp_bytes
         for spec in ("every_k:8", "full")
     }
     assert finding.cost_bytes == pytest.approx(temp["every_k:8"] - temp["full"], rel=0.5)
@@ -149,7 +151,7 @@ def test_much_is_saved_by_a_layer_with_a_loop_in_it(block):
     step = lambda policy: jax.grad(
         lambda ws, x: jremat.stack(block, policies.get(policy), num_layers=8)(ws, x).sum(), argnums=(0, 1)
     )
-    full, none = (jremat.traced_peak(step(policy), ws, X).temp_bytes for policy in ("full", "none"))
+    full, none = (jremat.predicted_memory(step(policy), ws, X).temp_bytes for policy in ("full", "none"))
     assert full < 0.7 * none
 
 

@@ -167,7 +167,7 @@ def test_a_peak_is_the_sum_of_its_lines_and_that_of_the_traced_step():
         assert list(peaks) == list(PHASES) and found.peak_bytes == max(peaks.values()) == peaks[found.peak_phase]
     case = next(case for case in benchmark.cases() if case.key == "gpt2 none")
     step, args = benchmark.step_of(case)
-    predicted = jremat.traced_peak(step, *args, jax_version=benchmark.CALIBRATED)
+    predicted = jremat.predicted_memory(step, *args, jax_version=benchmark.CALIBRATED)
     assert benchmark.ours(case) == pytest.approx(predicted.peak_bytes, rel=0.001)  # of Flax's own program
 
 

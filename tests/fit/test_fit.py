@@ -15,7 +15,7 @@ ARGS = layers_arguments(8, 64, 512)
 
 def planned(f, *args, share=0.6, **options):
     """Fitted into a share of what lies between the arguments and the traced peak."""
-    peak = jremat.traced_peak(jax.value_and_grad(f, has_aux=options.pop("has_aux", False)), *args)
+    peak = jremat.predicted_memory(jax.value_and_grad(f, has_aux=options.pop("has_aux", False)), *args)
     held = peak.peak_bytes - peak.temp_bytes
     limit = int(held + share * peak.temp_bytes)
     return jremat.fit(f, *args, hbm_bytes=limit, target="cpu", margin=0.0, compiles=0, **options)
@@ -41,7 +41,7 @@ def test_the_same_values_and_gradients_under_every_transformation():
 
 
 def test_the_traced_peak_is_within_the_budget_and_more_memory_is_never_slower():
-    peak = jremat.traced_peak(jax.value_and_grad(layers), *ARGS)
+    peak = jremat.predicted_memory(jax.value_and_grad(layers), *ARGS)
     found = [planned(layers, *ARGS, share=share).plan for share in (0.55, 0.7, 0.85, 1.0)]
     for plan in found:
         assert plan.predicted_peak_bytes <= plan.hbm_bytes
@@ -53,7 +53,7 @@ def test_the_traced_peak_is_within_the_budget_and_more_memory_is_never_slower():
 
 
 def test_the_compiler_confirms_it():
-    peak = jremat.memory(jax.value_and_grad(layers), *ARGS, target="cpu", num_buffers=0)
+    peak = jremat.compiled_memory(jax.value_and_grad(layers), *ARGS, target="cpu", num_buffers=0)
     ours = jremat.fit(layers, *ARGS, hbm_bytes=peak.peak_bytes, target="cpu", margin=0.0)
     assert ours.plan.peak_bytes <= peak.peak_bytes and ours.plan.compiles >= 1
 
@@ -65,7 +65,7 @@ def test_the_function_is_traced_once():
         calls.append(1)
         return layers(ws, x)
 
-    peak = jremat.traced_peak(jax.value_and_grad(layers), *ARGS)
+    peak = jremat.predicted_memory(jax.value_and_grad(layers), *ARGS)
     ours = jremat.fit(
         counted, *ARGS, hbm_bytes=peak.peak_bytes - peak.temp_bytes // 3, target="cpu", margin=0.0, compiles=0
     )
@@ -136,10 +136,10 @@ def test_the_step_of_a_caller_is_what_counts():
 
         return jax.jit(step, donate_argnums=(0, 1)), (ARGS[0], ARGS[0], ARGS[1])
 
-    peak = jremat.traced_peak(*(lambda s: (s[0], *s[1]))(step_of(layers)))
+    peak = jremat.predicted_memory(*(lambda s: (s[0], *s[1]))(step_of(layers)))
     limit = peak.peak_bytes - peak.temp_bytes // 3
     ours = jremat.fit(layers, *ARGS, hbm_bytes=limit, target="cpu", margin=0.0, compiles=0, step=step_of)
-    own = jremat.traced_peak(*(lambda s: (s[0], *s[1]))(step_of(ours)))
+    own = jremat.predicted_memory(*(lambda s: (s[0], *s[1]))(step_of(ours)))
     assert own.peak_bytes == ours.plan.predicted_peak_bytes <= limit < peak.peak_bytes
 
 

@@ -82,7 +82,7 @@ def test_what_cannot_be_cut_is_named():
         return jnp.mean(jnp.sin(wide @ jnp.concatenate([p] * 64)) ** 2)
 
     args = jnp.ones((8, 8)), jnp.ones((64, 8))
-    peak = jremat.traced_peak(jax.value_and_grad(loss), *args)
+    peak = jremat.predicted_memory(jax.value_and_grad(loss), *args)
     limit = peak.peak_bytes - peak.temp_bytes // 2
     with pytest.raises(DoesNotFit, match=r"the largest value alive then is \w+ float32\[64, 512\], 128.0 KiB"):
         jremat.fit(loss, *args, hbm_bytes=limit, target="cpu", compiles=0, margin=0.0)

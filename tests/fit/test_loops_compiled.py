@@ -19,7 +19,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_compiled_peak_is_within_the_budget(name):
     f, args = PROGRAMS[name]
-    compiled = lambda f: jremat.memory(jax.value_and_grad(f), *args, target="h200", num_buffers=0)
+    compiled = lambda f: jremat.compiled_memory(jax.value_and_grad(f), *args, target="h200", num_buffers=0)
     plain = compiled(f)
     budget = int(plain.peak_bytes - 0.6 * plain.temp_bytes)
     ours = jremat.fit(f, *args, hbm_bytes=budget, target="h200", margin=0.0, compiles=1)

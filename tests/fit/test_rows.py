@@ -86,5 +86,5 @@ def test_the_modelled_peak_counts_a_wide_head_that_is_left_alone():
     for limit in (choices.least().peak_bytes, np.inf):
         row = choices.row(limit)
         step = jax.value_and_grad(fitted(loss, args, reading, choices, row))
-        traced = jremat.traced_peak(step, *args).peak_bytes - 2 * weights - x.nbytes
+        traced = jremat.predicted_memory(step, *args).peak_bytes - 2 * weights - x.nbytes
         assert traced <= 1.05 * row.peak_bytes <= 1.6 * traced

@@ -409,7 +409,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 x = jnp.ones((64, 64))
 f = lambda x: jnp.sort(jnp.sin(x) @ x) @ jnp.sort(x)
 jax.jit(f).lower(x).compile()
-print([len(jremat.memory(f, x, target="cpu").buffers) for _ in range(2)])
+print([len(jremat.compiled_memory(f, x, target="cpu").buffers) for _ in range(2)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     counts = ast.literal_eval(done.stdout)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import policies
-from jremat.graph.peak import ASSUMPTIONS, traced_peak
+from jremat.graph.peak import ASSUMPTIONS, predicted_memory
 from jremat.transform.chain import stack
 
 N = 64
@@ -26,32 +26,32 @@ def figures(found):
 
 def test_a_chain_of_matmuls_holds_two_results_at_a_time():
     # x·w, (x·w)·w and ((x·w)·w)·w: while the third is made the second is alive, and the third is the result.
-    assert figures(traced_peak(lambda x, w: x @ w @ w @ w, x, x)) == (2 * SQUARE, SQUARE, 0, 2 * SQUARE)
+    assert figures(predicted_memory(lambda x, w: x @ w @ w @ w, x, x)) == (2 * SQUARE, SQUARE, 0, 2 * SQUARE)
 
 
 def test_pointwise_chains_need_nothing():
-    found = traced_peak(lambda x: jnp.exp(x) * 2 + jnp.sin(x) - x.T, x)
+    found = predicted_memory(lambda x: jnp.exp(x) * 2 + jnp.sin(x) - x.T, x)
     assert figures(found) == (SQUARE, SQUARE, 0, 0)
 
 
 def test_a_matmul_reads_what_is_materialised():
     # the sum is fused into nothing that a matmul could read, so it stands in memory while the result is made
-    assert figures(traced_peak(lambda x: (x + 1) @ (x + 1), x)) == (SQUARE, SQUARE, 0, SQUARE)
+    assert figures(predicted_memory(lambda x: (x + 1) @ (x + 1), x)) == (SQUARE, SQUARE, 0, SQUARE)
 
 
 def test_a_value_converted_twice_is_converted_once():
     half = lambda x: x.astype(jnp.bfloat16)
-    found = traced_peak(lambda x, w: half(x) @ half(w) + half(w) @ half(x), x, x)
+    found = predicted_memory(lambda x, w: half(x) @ half(w) + half(w) @ half(x), x, x)
     assert found.temp_bytes == 4 * SQUARE // 2  # two casts, one product, and the other before they are added
 
 
 def test_a_donated_update_is_written_in_place():
     update = lambda w, g: (w - 0.1 * g, (g**2).sum())
-    kept = traced_peak(jax.jit(update), x, x)
-    donated = traced_peak(jax.jit(update, donate_argnums=0), x, x)
+    kept = predicted_memory(jax.jit(update), x, x)
+    donated = predicted_memory(jax.jit(update, donate_argnums=0), x, x)
     assert figures(kept) == (2 * SQUARE, SQUARE + 4 + 16, 0, 0)  # with a table of two pointers
     assert figures(donated) == (2 * SQUARE, SQUARE + 4 + 16, SQUARE, 0)
-    assert traced_peak(update, x, x, donate=[0]).alias_bytes == SQUARE
+    assert predicted_memory(update, x, x, donate=[0]).alias_bytes == SQUARE
     assert donated.peak_bytes == 2 * SQUARE + 20
     assert [b.donated for b in donated.buffers if b.kind == "argument"] == [True, False]
 
@@ -62,17 +62,17 @@ def test_a_scan_holds_its_stack_and_one_turn():
         return c.sum() + ys.sum()
 
     # the stack of ys, the carry, this turn's c·w and c·c, and the slice of ws that the matmul reads
-    assert traced_peak(run, x, stacked).temp_bytes in (5 * SQUARE + k * SQUARE for k in (3, 4))
+    assert predicted_memory(run, x, stacked).temp_bytes in (5 * SQUARE + k * SQUARE for k in (3, 4))
     unstacked = lambda c, ws: lax.scan(lambda c, w: (jnp.tanh(c @ w), None), c, ws)[0].sum()
-    assert traced_peak(unstacked, x, stacked).temp_bytes < 4 * SQUARE
+    assert predicted_memory(unstacked, x, stacked).temp_bytes < 4 * SQUARE
 
 
 def test_a_scan_in_a_scan_carries_its_buffers_through():
     def inner(c, _):
         return lax.fori_loop(0, 3, lambda i, c: lax.dynamic_update_index_in_dim(c, c[0] @ c[1], i, 0), c), None
 
-    alone = traced_peak(lambda c: inner(c, None)[0].sum(), stacked).temp_bytes
-    nested = traced_peak(lambda c: lax.scan(inner, c, None, length=4)[0].sum(), stacked).temp_bytes
+    alone = predicted_memory(lambda c: inner(c, None)[0].sum(), stacked).temp_bytes
+    nested = predicted_memory(lambda c: lax.scan(inner, c, None, length=4)[0].sum(), stacked).temp_bytes
     assert nested == alone
 
 
@@ -82,8 +82,11 @@ def test_of_a_conds_branches_the_larger_counts():
 
     flag = jax.ShapeDtypeStruct((), jnp.bool_)
     # the result, and the product that it is made from, which is made once; beside them the branch's number
-    assert traced_peak(branchy, flag, x).temp_bytes == 2 * SQUARE + 4
-    assert traced_peak(lambda flag, x: lax.cond(flag, lambda x: x, lambda x: x, x).sum(), flag, x).temp_bytes <= SQUARE
+    assert predicted_memory(branchy, flag, x).temp_bytes == 2 * SQUARE + 4
+    assert (
+        predicted_memory(lambda flag, x: lax.cond(flag, lambda x: x, lambda x: x, x).sum(), flag, x).temp_bytes
+        <= SQUARE
+    )
 
 
 def test_a_scattered_gradient_is_written_over_what_it_is_added_to():
@@ -95,7 +98,7 @@ def test_a_scattered_gradient_is_written_over_what_it_is_added_to():
         return table - jax.grad(loss)(table)
 
     nbytes = 1000 * N * 4
-    assert nbytes <= traced_peak(jax.jit(step, donate_argnums=0), table, ids, x).temp_bytes < 2.5 * nbytes
+    assert nbytes <= predicted_memory(jax.jit(step, donate_argnums=0), table, ids, x).temp_bytes < 2.5 * nbytes
 
 
 def remat_stack(policy, layers=8):
@@ -108,7 +111,7 @@ def remat_stack(policy, layers=8):
 
     ws = jax.ShapeDtypeStruct((layers, N, N), jnp.float32)
     h = jax.ShapeDtypeStruct((512, N), jnp.float32)
-    return traced_peak(jax.jit(jax.grad(loss)), ws, h)
+    return predicted_memory(jax.jit(jax.grad(loss)), ws, h)
 
 
 def test_remat_keeps_less_and_full_remat_one_input_a_layer():
@@ -149,7 +152,7 @@ def test_what_waits_on_the_host_needs_no_device_memory():
             return (lax.scan(jax.checkpoint(block, policy=policy, prevent_cse=False), h, ws)[0] ** 2).mean()
 
         ws, h = jax.ShapeDtypeStruct((8, N, N), jnp.float32), jax.ShapeDtypeStruct((512, N), jnp.float32)
-        return traced_peak(jax.jit(jax.grad(loss)), ws, h)
+        return predicted_memory(jax.jit(jax.grad(loss)), ws, h)
 
     # 8 layers' values are gone, and of what comes back one layer's is alive at a time
     assert peak(kept).temp_bytes - peak(offloaded).temp_bytes >= 7 * row
@@ -157,7 +160,7 @@ def test_what_waits_on_the_host_needs_no_device_memory():
 
 
 def test_arguments_and_results_on_the_host_are_not_the_devices():
-    there = traced_peak(lambda x: jax.device_put(x @ x, jax.memory.Space.Host), x)
+    there = predicted_memory(lambda x: jax.device_put(x @ x, jax.memory.Space.Host), x)
     assert figures(there) == (SQUARE, 0, 0, SQUARE)  # the product is made on the device first
 
 
@@ -183,7 +186,7 @@ def test_a_stacks_phases_are_told_apart_however_deep_its_calls_are(spec):
 
     ws, h = jax.ShapeDtypeStruct((4, N, N), jnp.float32), jax.ShapeDtypeStruct((256, N), jnp.float32)
     for loss in (plain, jax.jit(plain), jax.jit(lambda *args: jax.jit(plain)(*args))):
-        timeline = traced_peak(jax.jit(partial(step, loss)), ws, h).timeline
+        timeline = predicted_memory(jax.jit(partial(step, loss)), ws, h).timeline
         matmuls = [m.phase for m in timeline if m.operation == "dot_general"]
         assert tuple(matmuls.count(phase) for phase in ("forward", "recompute", "backward")) == PHASES[spec]
         assert "forward" not in matmuls[PHASES[spec][0] :] and matmuls[-1] == "backward"
@@ -195,7 +198,7 @@ def test_a_stacks_phases_are_told_apart_however_deep_its_calls_are(spec):
 @pytest.mark.parametrize("version, used", [("0.13.5", "0.12.0.1"), ("0.11.0", "0.10.2"), ("0.9.1", "0.10.2")])
 def test_a_jax_that_nobody_calibrated_is_announced_once(version, used):
     with pytest.warns(UserWarning, match=f"not calibrated for jax {version}, .* rules for jax {used};") as caught:
-        found = [traced_peak(jnp.sin, x, jax_version=version) for _ in range(2)]
+        found = [predicted_memory(jnp.sin, x, jax_version=version) for _ in range(2)]
     assert len(caught) == 1 and {peak.calibrated_on for peak in found} == {used}
 
 
@@ -203,13 +206,13 @@ def test_a_jax_that_nobody_calibrated_is_announced_once(version, used):
 def test_it_names_its_jax_and_its_assumptions(version):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = traced_peak(jnp.sin, x, jax_version=version)
+        found = predicted_memory(jnp.sin, x, jax_version=version)
     assert found.calibrated_on.split(".")[:2] == version.split(".")[:2] and found.assumptions == ASSUMPTIONS
 
 
 def test_donate_beyond_the_arguments_is_refused():
     with pytest.raises(ValueError, match=r"donate: expected positions of the 1 arguments.*got \[3\]"):
-        traced_peak(jnp.sin, x, donate=[3])
+        predicted_memory(jnp.sin, x, donate=[3])
 
 
 @jax.custom_jvp
@@ -243,7 +246,7 @@ ANY = {
 
 @pytest.mark.parametrize("name", ANY)
 def test_any_function_is_predicted(name):
-    found = traced_peak(ANY[name], x)
+    found = predicted_memory(ANY[name], x)
     out = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(ANY[name], x)))
     assert found.output_bytes - out in range(64)
     assert found.peak_bytes >= found.argument_bytes and found.temp_bytes >= 0
@@ -259,7 +262,7 @@ def test_a_stack_that_is_a_result_is_counted_once():
     """Gradients of scanned weights are written where they are handed back, zeros and all."""
     ws, x = jax.ShapeDtypeStruct((8, N, N), jnp.float32), jax.ShapeDtypeStruct((16, N), jnp.float32)
     layers = lambda ws, x: jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws)[0].sum()
-    found = traced_peak(jax.grad(layers), ws, x)
+    found = predicted_memory(jax.grad(layers), ws, x)
     assert found.output_bytes == 8 * N * N * 4
     kept = 3 * 8 * 16 * N * 4  # the carry, its tanh and what its derivative is made of, of each layer
     assert found.temp_bytes - kept < 4 * N * N * 4  # a few matrices of one layer, not a second stack of eight

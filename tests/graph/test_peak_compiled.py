@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from benchmarks import estimate_peak as benchmark
 from benchmarks import estimate_peak_others_images as images
-from jremat.graph.peak import traced_peak
-from jremat.measure.memory import memory
+from jremat.graph.peak import predicted_memory
+from jremat.measure.memory import compiled_memory
 from tests import needs
 
 SMALL = {"num_layers": 4, "hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 64, "mlp_hidden": 1024}
@@ -102,9 +102,9 @@ def test_scores_beside_their_softmax_are_met():
     """Both are alive where one kernel does the whole softmax."""
     shapes = [jax.ShapeDtypeStruct(axes, "float32") for axes in ((4096, 64), (64, 1024))]
     step = jax.jit(lambda x, w: jax.nn.softmax(x @ w) @ w.T)
-    compiled = memory(step, *shapes, target="h200").peak_bytes
+    compiled = compiled_memory(step, *shapes, target="h200").peak_bytes
     assert compiled > 2 * 4096 * 1024 * 4
-    assert abs(traced_peak(step, *shapes).peak_bytes / compiled - 1) < 0.005
+    assert abs(predicted_memory(step, *shapes).peak_bytes / compiled - 1) < 0.005
 
 
 class Pooled(nn.Module):
@@ -130,5 +130,5 @@ class Transposed(nn.Module):
 def test_what_convolutions_write_beside_their_results_is_met(model):
     loss = lambda out, images: (out.astype("float32") ** 2).mean()
     step, args = images.linen(model, optax.sgd(0.1), loss, images.shape(64, 64, 64, 3))
-    compiled = memory(step, *args, target="h200", num_buffers=0).peak_bytes
-    assert abs(traced_peak(step, *args).peak_bytes / compiled - 1) < 0.005
+    compiled = compiled_memory(step, *args, target="h200", num_buffers=0).peak_bytes
+    assert abs(predicted_memory(step, *args).peak_bytes / compiled - 1) < 0.005

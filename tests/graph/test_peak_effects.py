@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jremat
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import predicted_memory
 from jremat.planner.planner import plan
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
@@ -33,13 +33,13 @@ def _writes(w, x):
 
 @pytest.mark.parametrize("f", [_prints, _prints_a_sum])
 def test_a_print_needs_no_memory(f):
-    assert traced_peak(f, W, X).peak_bytes == traced_peak(_bare, W, X).peak_bytes
+    assert predicted_memory(f, W, X).peak_bytes == predicted_memory(_bare, W, X).peak_bytes
     step, bare = (jax.grad(lambda w, x, g=g: g(w, x).sum()) for g in (f, _bare))
-    assert traced_peak(step, W, X).peak_bytes == traced_peak(bare, W, X).peak_bytes
+    assert predicted_memory(step, W, X).peak_bytes == predicted_memory(bare, W, X).peak_bytes
 
 
 def test_a_ref_that_is_written_to_can_be_read():
-    found = traced_peak(_writes, W, X)
+    found = predicted_memory(_writes, W, X)
     assert (found.argument_bytes, found.output_bytes) == ((4 * 8 + 8 * 8) * 4, 4 * 8 * 4)
 
 
@@ -53,9 +53,9 @@ def test_what_rests_on_the_peak_takes_a_print():
 @pytest.mark.parametrize("donate", ["a", "0", -1, (2,), (0.0,), (True,), None, {"w": 0}])
 def test_what_names_no_argument_can_not_be_donated(donate):
     with pytest.raises(ValueError, match=r"donate: expected positions of the 2 arguments, e\.g\. \(0,\), got"):
-        traced_peak(_bare, W, X, donate=donate)
+        predicted_memory(_bare, W, X, donate=donate)
 
 
 def test_one_position_is_as_good_as_a_list():
     nbytes = 4 * 8 * 4
-    assert [traced_peak(_bare, W, X, donate=d).alias_bytes for d in (1, [1], range(1, 2))] == [nbytes] * 3
+    assert [predicted_memory(_bare, W, X, donate=d).alias_bytes for d in (1, [1], range(1, 2))] == [nbytes] * 3

@@ -9,7 +9,7 @@ from jremat.estimator.decoder.loss import cross_entropy
 from jremat.graph import liveness, order
 from jremat.graph.arguments import take_apart
 from jremat.graph.operations import Computation
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import predicted_memory
 from jremat.graph.read_kernels import read_program
 from jremat.graph.rules import rules_for
 from jremat.graph.trace import capture
@@ -80,12 +80,12 @@ def test_exponentials_of_few_rows_that_three_kernels_read_are_written(rows, writ
 
 def test_a_float32_matmul_that_only_adds_to_what_is_handed_in_has_no_result_of_its_own():
     grows = jax.jit(lambda total, x: total + x @ x, donate_argnums=0)
-    assert traced_peak(grows, x, x).temp_bytes == 0
+    assert predicted_memory(grows, x, x).temp_bytes == 0
     assert [kernel.op.name for kernel in kernels(grows.__wrapped__, x, x)] == ["dot_general", "result"]
     half = shape(N, N, dtype=jnp.bfloat16)  # rounded before it is added
-    assert traced_peak(grows, half, half).temp_bytes == SQUARE // 2
+    assert predicted_memory(grows, half, half).temp_bytes == SQUARE // 2
     scaled = jax.jit(lambda total, x: total + 2 * (x @ x), donate_argnums=0)
-    assert traced_peak(scaled, x, x).temp_bytes == SQUARE
+    assert predicted_memory(scaled, x, x).temp_bytes == SQUARE
     made = lambda y, x: y @ y + x @ x  # neither summand is handed in
     assert len(named(kernels(made, x, x), "dot_general")) == 2 and named(kernels(made, x, x), "add")
 
@@ -160,7 +160,7 @@ def test_a_loop_of_one_turn_is_no_loop():
     unrolled = lambda x, w: (jnp.sin(x @ w), (x @ x)[None])
     found = kernels(f, x, x)
     assert not named(found, "scan") and [k.op.name for k in found] == [k.op.name for k in kernels(unrolled, x, x)]
-    of = lambda g: traced_peak(jax.jit(g), x, x, jax_version="0.10.2").peak_bytes
+    of = lambda g: predicted_memory(jax.jit(g), x, x, jax_version="0.10.2").peak_bytes
     assert of(f) == of(unrolled) == 5 * SQUARE + 16  # two arguments, a product to take the sine of, two results' table
 
 
@@ -177,7 +177,7 @@ def test_random_bits_are_made_by_the_one_kernel_that_their_readers_become():
 
 def test_a_loop_of_no_turn_hands_on_what_it_is_given():
     f = lambda x, w: lax.scan(lambda c, w: (c @ w, c), x, w)[0]
-    found = traced_peak(f, x, shape(0, N, N), jax_version="0.10.2")
+    found = predicted_memory(f, x, shape(0, N, N), jax_version="0.10.2")
     assert (found.temp_bytes, found.peak_bytes) == (0, 2 * SQUARE)
 
 
@@ -190,26 +190,26 @@ def test_every_result_of_an_operation_that_is_done_twice_is_known():
     """The rerun of a remat without barriers repeats the split: both of its results stand for those of the first."""
     remat = jax.checkpoint(halves, prevent_cse=False)
     step = lambda f: jax.grad(lambda w, x: f(w, x).sum())
-    again, once = (traced_peak(step(f), shape(64, 128), shape(32, 64)) for f in (remat, halves))
+    again, once = (predicted_memory(step(f), shape(64, 128), shape(32, 64)) for f in (remat, halves))
     assert again.peak_bytes == once.peak_bytes
 
 
 def test_each_part_of_a_split_is_fused_into_what_reads_it():
-    found = traced_peak(lambda x: sum(jnp.sin(part) for part in jnp.split(x, 2, -1)), shape(256, 512))
+    found = predicted_memory(lambda x: sum(jnp.sin(part) for part in jnp.split(x, 2, -1)), shape(256, 512))
     assert found.temp_bytes == 0
 
 
 def test_a_split_sum_that_is_done_twice_is_its_whole_both_times():
     a, b = shape(64, 1 << 14), shape(1 << 14, 64)
-    once = traced_peak(lambda a, b: jnp.sin(a @ b) @ (a @ a.T), a, b)
-    twice = traced_peak(lambda a, b: jnp.sin(a @ b) @ (a @ a.T) + 0 * (a @ b), a, b)
+    once = predicted_memory(lambda a, b: jnp.sin(a @ b) @ (a @ a.T), a, b)
+    twice = predicted_memory(lambda a, b: jnp.sin(a @ b) @ (a @ a.T) + 0 * (a @ b), a, b)
     assert once.temp_bytes == twice.temp_bytes
 
 
 @pytest.mark.parametrize("version, blocks", [("0.10.2", 3), ("0.12.0", 1)])
 def test_the_stacks_of_unrolled_replays_are_zeroed_together_by_the_older_compiler(version, blocks):
     block = jax.checkpoint(lambda x: lax.scan(lambda c, _: (c + jnp.sin(jnp.cos(c)), None), x, None, length=50)[0])
-    found = traced_peak(jax.grad(lambda x: block(block(block(x))).sum()), x, jax_version=version)
+    found = predicted_memory(jax.grad(lambda x: block(block(block(x))).sum()), x, jax_version=version)
     stack = 2 * 50 * SQUARE  # sin and cos of each turn
     assert blocks * stack <= found.temp_bytes < (blocks + 0.5) * stack
 
@@ -226,8 +226,10 @@ def test_a_long_sum_is_split_as_it_is_compiled(summed, rows, columns, parts):
 
 def test_of_branches_by_platform_the_gpus_alone_is_read():
     """``jnp.diag`` has a branch for a TPU's kernels: on a GPU it is a sum along rows, fused."""
-    found = traced_peak(lambda x: jnp.diag(x @ x), shape(512, 512))
-    assert found.temp_bytes == traced_peak(lambda x: jnp.sum(jnp.eye(512) * (x @ x), 0), shape(512, 512)).temp_bytes
+    found = predicted_memory(lambda x: jnp.diag(x @ x), shape(512, 512))
+    assert (
+        found.temp_bytes == predicted_memory(lambda x: jnp.sum(jnp.eye(512) * (x @ x), 0), shape(512, 512)).temp_bytes
+    )
 
 
 @pytest.mark.parametrize(("turned", "keys", "arrays"), [(False, 1024, 2), (True, 512, 1), (False, 1 << 15, 1)])
@@ -241,7 +243,7 @@ def test_scores_outlive_the_kernel_that_reduces_their_rows(turned, keys, arrays)
     args = shape(1, 512, N), shape(1, N, keys)
     softmax = next(kernel for kernel in kernels(f, *args) if kernel.op.name == "div")
     assert [len(taken) for taken in softmax.shares] == [2 - arrays]
-    assert traced_peak(f, *args).temp_bytes // (512 * keys * 4) == arrays
+    assert predicted_memory(f, *args).temp_bytes // (512 * keys * 4) == arrays
 
 
 @pytest.mark.parametrize(("version", "first"), [("0.10.2", "dot_general"), ("0.12.0.1", "scan")])

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jremat.graph.flops import flops
-from jremat.measure import CompileError, TargetError, fits, memory, target
+from jremat.measure import CompileError, TargetError, check_memory, compiled_memory, target
 from jremat.measure.compile import explained
 from jremat.measure.descriptions import GPUS, describe
 from jremat.policy.names import tag
@@ -61,15 +61,15 @@ def test_offloaded_bytes_are_host_bytes_on_a_gpu(on_h200):
 
 def test_offload_shows_nothing_on_a_cpu_and_says_so():
     with pytest.warns(UserWarning, match="a CPU has one memory only.*target='h200'"):
-        found = memory(stack.step("offload_up"), *stack.shapes(), target="cpu")
+        found = compiled_memory(stack.step("offload_up"), *stack.shapes(), target="cpu")
     assert found.host_bytes == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        memory(stack.step("keep_up"), *stack.shapes(), target="cpu")
+        compiled_memory(stack.step("keep_up"), *stack.shapes(), target="cpu")
 
 
 def test_peak_on_a_cpu_counts_the_temporaries():
-    found = memory(stack.step("keep_up"), *stack.shapes(), target="cpu")
+    found = compiled_memory(stack.step("keep_up"), *stack.shapes(), target="cpu")
     m = stack.step("keep_up").lower(*stack.shapes()).compile().memory_analysis()
     # The fact that makes our own sum necessary; where it stops being one, JAX's figure can be used.
     assert m.peak_memory_in_bytes < found.peak_bytes - found.temp_bytes / 2
@@ -80,24 +80,24 @@ def test_peak_on_a_cpu_counts_the_temporaries():
 def test_arrays_and_shapes_give_the_same():
     arrays = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), stack.shapes())
     numpy = jax.tree.map(np.asarray, arrays)
-    want = figures(memory(stack.step("full"), *stack.shapes(), target="cpu"))
-    assert figures(memory(stack.step("full"), *arrays, target="cpu")) == want
-    assert figures(memory(stack.step("full"), *numpy, target="cpu")) == want
-    assert figures(memory(lambda p, x: stack.step("full")(p, x), *stack.shapes(), target="cpu")) == want
+    want = figures(compiled_memory(stack.step("full"), *stack.shapes(), target="cpu"))
+    assert figures(compiled_memory(stack.step("full"), *arrays, target="cpu")) == want
+    assert figures(compiled_memory(stack.step("full"), *numpy, target="cpu")) == want
+    assert figures(compiled_memory(lambda p, x: stack.step("full")(p, x), *stack.shapes(), target="cpu")) == want
 
 
 @pytest.mark.parametrize("apart", [{}, {"timeout_seconds": 120}], ids=["here", "worker"])
 def test_donated_arguments_are_aliased(apart):
     add = jax.jit(lambda n, state, x, key: ({"w": state["w"] + n * x}, key), static_argnums=0, donate_argnums=1)
     w = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    found = memory(add, 3, {"w": w}, w, jax.random.key(0), target="cpu", **apart)
+    found = compiled_memory(add, 3, {"w": w}, w, jax.random.key(0), target="cpu", **apart)
     assert found.alias_bytes == w.size * 4
     assert found.argument_bytes == 2 * w.size * 4 + 8  # the key's two words
     assert found.peak_bytes < 2.1 * w.size * 4
 
 
 def test_a_worker_gives_the_same_figures(on_h200):
-    found = memory(stack.step("keep_up"), *stack.shapes(), target="h200", timeout_seconds=120)
+    found = compiled_memory(stack.step("keep_up"), *stack.shapes(), target="h200", timeout_seconds=120)
     here = on_h200["keep_up"]
     assert figures(found) == figures(here)
     wide = lambda m: [(b.nbytes, b.kind, b.shape, b.tag) for b in m.buffers if b.nbytes > stack.UP_BYTES // 8]
@@ -109,8 +109,8 @@ def test_a_worker_gives_the_same_figures(on_h200):
 def test_works_where_the_backend_started_first(on_h200):
     """The CUDA plugin has refused to register by then, so topologies are closed to this process for good."""
     code = (
-        "import jax; jax.devices(); import json, measured_stack as s; from jremat.measure import memory; "
-        "print(json.dumps(memory(s.step('keep_up'), *s.shapes(), target='h200').to_dict()))"
+        "import jax; jax.devices(); import json, measured_stack as s; from jremat.measure import compiled_memory; "
+        "print(json.dumps(compiled_memory(s.step('keep_up'), *s.shapes(), target='h200').to_dict()))"
     )
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     plain["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
@@ -142,18 +142,18 @@ def test_one_line_that_makes_two_tensors():
             return jnp.sort(made[0]) @ jnp.sort(made[1])  # both are alive at once, each in a buffer of its own
 
         x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-        return {b.tag for b in memory(two, x, {"left": x, "right": x}, target="cpu").buffers}
+        return {b.tag for b in compiled_memory(two, x, {"left": x, "right": x}, target="cpu").buffers}
 
     assert {"left", "right"} <= tags(("left", "right"))
     assert "left or right" in tags(("same", "same"))
 
 
 def test_buffers_are_largest_first_and_as_many_as_asked():
-    found = memory(stack.step("full"), *stack.shapes(), target="cpu", num_buffers=3)
+    found = compiled_memory(stack.step("full"), *stack.shapes(), target="cpu", num_buffers=3)
     sizes = [b.nbytes for b in found.buffers]
     assert len(sizes) == 3
     assert sizes == sorted(sizes, reverse=True)
-    assert memory(stack.step("full"), *stack.shapes(), target="cpu", num_buffers=0).buffers == ()
+    assert compiled_memory(stack.step("full"), *stack.shapes(), target="cpu", num_buffers=0).buffers == ()
 
 
 def test_sharded_over_eight_described_gpus(on_h200):
@@ -162,18 +162,18 @@ def test_sharded_over_eight_described_gpus(on_h200):
     by = lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec))
     params = jax.tree.map(lambda s: by(s, P(None, "data")), params)
     x = by(jax.ShapeDtypeStruct((8, *x.shape[1:]), x.dtype), P("data"))
-    found = memory(stack.step("full"), params, x, target="h200x8")
+    found = compiled_memory(stack.step("full"), params, x, target="h200x8")
     one = on_h200["full"].argument_bytes
     assert found.argument_bytes == one // 8 + x.size * 2 // 8 - stack.BATCH * stack.SEQ * stack.HIDDEN * 2 // 8
     assert found.total_peak_bytes == 8 * found.peak_bytes
     with pytest.raises(ValueError, match="args: a sharding over 8 devices, the target has 1"):
-        memory(stack.step("full"), params, x, target="h200")
+        compiled_memory(stack.step("full"), params, x, target="h200")
     with pytest.raises(ValueError, match="args: a sharding over 8 devices, h200x4 has 4"):
-        memory(stack.step("full"), params, x, target="h200x4", timeout_seconds=60)
+        compiled_memory(stack.step("full"), params, x, target="h200x4", timeout_seconds=60)
 
 
 def test_replicated_without_shardings():
-    found = memory(lambda x: x + 1, jax.ShapeDtypeStruct((1024,), jnp.float32), target="cpux8")
+    found = compiled_memory(lambda x: x + 1, jax.ShapeDtypeStruct((1024,), jnp.float32), target="cpux8")
     assert found.argument_bytes == 4096
     assert found.total_peak_bytes == 8 * found.peak_bytes
 
@@ -181,7 +181,7 @@ def test_replicated_without_shardings():
 def test_xlas_own_remat_is_off_unless_asked_for(on_h200):
     assert on_h200["full"].flags["jax_compiler_enable_remat_pass"] == "False"
     before = jax.config.jax_compiler_enable_remat_pass
-    found = memory(lambda x: x + 1, 1.0 * np.ones(3, np.float32), target="cpu", xla_remat=True)
+    found = compiled_memory(lambda x: x + 1, 1.0 * np.ones(3, np.float32), target="cpu", xla_remat=True)
     assert found.flags["jax_compiler_enable_remat_pass"] == "True"
     assert jax.config.jax_compiler_enable_remat_pass == before
 
@@ -197,22 +197,22 @@ def test_says_with_what_it_was_measured(on_h200):
 def test_fits_leaves_a_margin():
     n = 120_000  # n² floats are 53.6 GiB; two of them and one result need 161
     x = jax.ShapeDtypeStruct((n, n), jnp.float32)
-    no = fits(lambda x, y: x + y, x, x, target="h200")
+    no = check_memory(lambda x, y: x + y, x, x, target="h200")
     assert not no.fits
     assert no.free_bytes == int(target("h200").hbm_bytes * 0.95) - 3 * n * n * 4
-    assert fits(lambda x, y: x + y, x, x, target="b200").fits
-    assert not fits(lambda x, y: x + y, x, x, target="b200", margin=0.2).fits
+    assert check_memory(lambda x, y: x + y, x, x, target="b200").fits
+    assert not check_memory(lambda x, y: x + y, x, x, target="b200", margin=0.2).fits
     with pytest.raises(ValueError, match="target: cpu has no memory size to fit in"):
-        fits(lambda x: x, x, target="cpu")
+        check_memory(lambda x: x, x, target="cpu")
     with pytest.raises(ValueError, match=r"margin: expected a share from 0 to 1, got 5"):
-        fits(lambda x: x, x, target="h200", margin=5)
+        check_memory(lambda x: x, x, target="h200", margin=5)
 
 
 def test_a_compile_that_fails_is_one_line():
     x = jax.ShapeDtypeStruct((4,), jnp.float32)
     for apart in ({}, {"timeout_seconds": 60}):
         with pytest.raises(CompileError, match=r"cpu: compile failed: .*xla_no_such_flag") as caught:
-            memory(lambda x: x, x, target="cpu", compiler_options={"xla_no_such_flag": 1}, **apart)
+            compiled_memory(lambda x: x, x, target="cpu", compiler_options={"xla_no_such_flag": 1}, **apart)
         assert caught.value.reason == "failed"
         assert "\n" not in str(caught.value)
 
@@ -230,7 +230,7 @@ def test_out_of_memory_on_a_described_device_names_its_size():
 
 def test_a_compile_that_outruns_its_time():
     with pytest.raises(CompileError, match=r"cpu: the compile outran its 0\.2 s and was stopped") as caught:
-        memory(lambda x: x, jax.ShapeDtypeStruct((4,), jnp.float32), target="cpu", timeout_seconds=0.2)
+        compiled_memory(lambda x: x, jax.ShapeDtypeStruct((4,), jnp.float32), target="cpu", timeout_seconds=0.2)
     assert caught.value.reason == "timed_out"
 
 
@@ -242,7 +242,7 @@ def test_a_compiler_that_crashes(monkeypatch, tmp_path):
     with pytest.raises(
         CompileError, match=r"cpu: the compiler's process died of SIGSEGV: F0101 .*Check failed: a == b"
     ) as e:
-        memory(lambda x: x, jax.ShapeDtypeStruct((4,), jnp.float32), target="cpu", timeout_seconds=60)
+        compiled_memory(lambda x: x, jax.ShapeDtypeStruct((4,), jnp.float32), target="cpu", timeout_seconds=60)
     assert e.value.reason == "crashed"
 
 
@@ -251,12 +251,12 @@ def test_missing_cudnn_names_its_pip_line():
         raise RuntimeError("cuDNN not found. ")  # what JAX says while it traces
 
     with pytest.raises(TargetError, match="h200: cuDNN attention needs cuDNN here; pip install --no-deps nvidia-cudnn"):
-        memory(attention, jax.ShapeDtypeStruct((4,), jnp.float32), target="h200")
+        compiled_memory(attention, jax.ShapeDtypeStruct((4,), jnp.float32), target="h200")
 
 
 def test_a_users_own_error_stays_as_it_is():
     with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
-        memory(lambda x: x @ x, jax.ShapeDtypeStruct((4, 5), jnp.float32), target="h200")
+        compiled_memory(lambda x: x @ x, jax.ShapeDtypeStruct((4, 5), jnp.float32), target="h200")
 
 
 @pytest.mark.filterwarnings("ignore:.*Pallas Triton:DeprecationWarning", "ignore:.*pallas_call:DeprecationWarning")
@@ -271,7 +271,7 @@ def test_pallas_knows_the_described_gpu():
         out = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return pl.pallas_call(double, out_shape=out, grid=(2,), in_specs=[spec], out_specs=spec)(x)
 
-    found = memory(call, jax.ShapeDtypeStruct((256, 128), jnp.float32), target="h200")
+    found = compiled_memory(call, jax.ShapeDtypeStruct((256, 128), jnp.float32), target="h200")
     assert (found.argument_bytes, found.output_bytes) == (256 * 128 * 4, 256 * 128 * 4)
 
 
@@ -318,7 +318,7 @@ def test_figures_of_the_prototype():
             x, _ = jax.lax.scan(lambda x, p: (body(p, x), None), x, params)
             return x.astype(jnp.float32).mean()
 
-        found = memory(jax.value_and_grad(loss), params, at(b, s, h), target="h200")
+        found = compiled_memory(jax.value_and_grad(loss), params, at(b, s, h), target="h200")
         assert found.temp_bytes == pytest.approx(mib * 2**20, rel=0.01)
 
 
@@ -328,7 +328,7 @@ def test_a_cpu_says_whether_remat_outside_of_loops_is_undone(wrap):
     block = wrap(lambda x, w: x + jnp.sin(jnp.tanh(x @ w)))
     step = jax.grad(lambda ws, x: block(block(block(x, ws[0]), ws[1]), ws[2]).sum())
     args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((128, 64), jnp.float32)
-    found = memory(step, *args, target="cpu", num_buffers=0)
+    found = compiled_memory(step, *args, target="cpu", num_buffers=0)
     rematted, matmuls = wrap is jax.checkpoint, jax.jit(step).lower(*args).compile().as_text().count(" dot(")
     undone = rematted and matmuls == 8
     assert matmuls == (10 if rematted and jax.__version_info__ >= (0, 12) else 8)
@@ -339,4 +339,4 @@ def test_remat_in_a_loop_holds_on_a_cpu_too():
     body = jax.checkpoint(lambda x, w: jnp.sin(jnp.tanh(x @ w)))
     step = jax.grad(lambda ws, x: jax.lax.scan(lambda c, w: (body(c, w), None), x, ws)[0].sum())
     args = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32)
-    assert memory(step, *args, target="cpu", num_buffers=0).notes == ()
+    assert compiled_memory(step, *args, target="cpu", num_buffers=0).notes == ()

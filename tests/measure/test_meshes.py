@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import jremat
 import policies
-from jremat.measure import memory, mesh
+from jremat.measure import compiled_memory, mesh
 
 TARGET, ROWS = "h200x4", P("data")
 
@@ -55,7 +55,7 @@ GIVEN = 4 * (64 * 64 + 256 * 64)  # bytes of the arguments on one of four device
 @pytest.mark.parametrize("of_arguments", [here, described, abstract])
 def test_a_mesh_of_the_target_or_of_no_devices(f, of_program, of_arguments):
     over = of_program()
-    found = memory(step(lambda w, x: f(over, w, x)), *shapes(of_arguments()), target=TARGET)
+    found = compiled_memory(step(lambda w, x: f(over, w, x)), *shapes(of_arguments()), target=TARGET)
     assert found.argument_bytes == GIVEN
 
 
@@ -64,14 +64,14 @@ def test_a_mesh_of_the_target_or_of_no_devices(f, of_program, of_arguments):
 )
 def test_a_context_mesh(context):
     with context():
-        assert memory(step(by_context), *shapes(abstract()), target=TARGET).argument_bytes == GIVEN
+        assert compiled_memory(step(by_context), *shapes(abstract()), target=TARGET).argument_bytes == GIVEN
 
 
 @pytest.mark.parametrize(("f", "words"), [(constrained, "sharding_constraint"), (mapped, "shard_map")])
 def test_a_mesh_of_what_is_here_is_refused_in_a_line(f, words):
     over = here()
     with pytest.raises(ValueError) as refused:
-        memory(step(lambda w, x: f(over, w, x)), *shapes(abstract()), target=TARGET)
+        compiled_memory(step(lambda w, x: f(over, w, x)), *shapes(abstract()), target=TARGET)
     [line] = str(refused.value).splitlines()
     assert line.startswith(f"fn: {words} at ") and "test_meshes.py:" in line
     assert "AbstractMesh" in line and "jremat.measure.mesh('h200x4', data=4)" in line
@@ -79,7 +79,7 @@ def test_a_mesh_of_what_is_here_is_refused_in_a_line(f, words):
 
 def test_a_context_mesh_of_what_is_here_is_refused_in_a_line():
     with jax.set_mesh(here()), pytest.raises(ValueError, match=r"^fn: .*set_mesh.*jremat.measure.mesh\('h200x4'"):
-        memory(step(by_context), *shapes(abstract()), target=TARGET)
+        compiled_memory(step(by_context), *shapes(abstract()), target=TARGET)
 
 
 @pytest.mark.parametrize("of_program", [here, described, abstract])
@@ -88,7 +88,7 @@ def test_a_trace_and_a_plan(of_program):
     over = of_program()
     block = lambda w, x: constrained(over, w, x)
     w, x = shapes(abstract())
-    assert jremat.traced_peak(step(block), w, x).argument_bytes == 4 * (64 * 64 + 1024 * 64)
+    assert jremat.predicted_memory(step(block), w, x).argument_bytes == 4 * (64 * 64 + 1024 * 64)
     assert not jremat.lint(block, w, x)
     whole = lambda plan: (
         step(jremat.stack(block, plan, num_layers=2)),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jremat
-from jremat.measure import memory
+from jremat.measure import compiled_memory
 from jremat.oom import find_causes, read_dump
 from tests.oom.planted_steps import PLANTED, planted
 
@@ -16,7 +16,7 @@ from tests.oom.planted_steps import PLANTED, planted
 def test_the_planted_cause_is_named_first(name, target, tmp_path):
     case = planted(name, target)
     options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
-    memory(case.step, *case.args, target=case.target, num_buffers=0, compiler_options=options)
+    compiled_memory(case.step, *case.args, target=case.target, num_buffers=0, compiler_options=options)
     [text] = [file for file in tmp_path.glob("*after_optimizations-buffer-assignment.txt") if "jit" in file.name]
     assert jremat.diagnose(tmp_path).causes[0].slug == case.cause  # of the compiled program
     assert (
@@ -49,7 +49,7 @@ def test_full_remat_is_proved_where_the_step_takes_a_policy():
     activation = 4096 * width * 4
     proof = dict(found.proofs)["saved-residuals"]
     assert found.memory.peak_bytes - proof > 0.8 * layers * activation  # a value of each layer at least
-    assert memory(*_unpack(step(jremat.FULL)), target="h200").peak_bytes == proof
+    assert compiled_memory(*_unpack(step(jremat.FULL)), target="h200").peak_bytes == proof
 
 
 def _unpack(step):

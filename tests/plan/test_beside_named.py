@@ -9,7 +9,7 @@ import pytest
 import jremat
 import policies
 from jremat.estimator.hardware import chip
-from jremat.measure import memory
+from jremat.measure import compiled_memory
 from jremat.planner.read_block import read_block
 from jremat.planner.roofline import Roofline
 from jremat.planner.stack import Stack
@@ -35,7 +35,7 @@ def test_at_no_more_peak_no_named_policy_is_faster_and_no_budget_is_broken(size,
 
     def compiled_bytes(plan):
         step = gradient_step(jremat.stack(block, plan, num_layers=L))
-        return memory(step, stacked, carry, target="h200", num_buffers=0).peak_bytes
+        return compiled_memory(step, stacked, carry, target="h200", num_buffers=0).peak_bytes
 
     named = {policies.get(spec): compiled_bytes(policies.get(spec)) for spec in NAMED}
     faster = 0

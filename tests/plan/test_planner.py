@@ -30,7 +30,7 @@ def step_of(policy):
 
 
 def compiled(policy) -> int:
-    return jremat.memory(*step_of(policy), target="cpu", num_buffers=0).peak_bytes
+    return jremat.compiled_memory(*step_of(policy), target="cpu", num_buffers=0).peak_bytes
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_every_plan_fits_and_costs_more_the_less_memory_there_is(planned, ends):
         assert plan.peak_bytes == compiled(plan.policy), "the figure is the compiler's own"
     shares = [plan.recompute_share for plan in planned]
     assert shares == sorted(shares) and shares[0] == 0
-    predicted = jremat.traced_peak(*step_of(FULL)).peak_bytes
+    predicted = jremat.predicted_memory(*step_of(FULL)).peak_bytes
     for plan in planned:  # full remat of this block runs one of its two matmuls again
         assert plan.recompute_share <= 0.5 or plan.hbm_bytes < predicted
     assert planned[0].policy.spec != planned[-1].policy.spec

@@ -10,7 +10,7 @@ import pytest
 import policies
 from jremat.check.finding import Finding
 from jremat.command.step import gradient_step
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import predicted_memory
 from jremat.policy import tag
 from jremat.report.explain import explain
 from jremat.report.page import PolicyView, page
@@ -30,7 +30,7 @@ def told(spec: str) -> PolicyView:
     policy = policies.get(spec)
     found = explain(mlp, *ARGS, policy=policy)
     step, args = gradient_step(checkpoint(mlp, policy), ARGS, {})
-    return PolicyView(found, timeline(traced_peak(step, *args), found, updates=False))
+    return PolicyView(found, timeline(predicted_memory(step, *args), found, updates=False))
 
 
 class Reader(HTMLParser):
@@ -147,7 +147,7 @@ def test_a_step_of_thousands_of_moments_stays_under_two_megabytes():
     args = jnp.ones((64, 32)), jnp.ones((40, 32, 32))
     found = explain(deep, *args)
     step, shapes = gradient_step(deep, args, {})
-    whole = timeline(traced_peak(step, *shapes), found, updates=False)
+    whole = timeline(predicted_memory(step, *shapes), found, updates=False)
     several = replace(whole, points=whole.points * 30, lines=tuple((name, values * 30) for name, values in whole.lines))
     text = page(TITLE, PolicyView(found, several), PolicyView(found, several))
     assert len(several.points) > 3000 and len(text.encode()) < 2_000_000

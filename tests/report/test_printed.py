@@ -7,7 +7,7 @@ import pytest
 import jremat
 import policies
 from jremat.estimator.config import TransformerConfig
-from jremat.measure import Peak, Timing, fits, target, throughput
+from jremat.measure import Peak, Timing, check_memory, target, throughput
 from jremat.policy import tag
 
 
@@ -51,10 +51,10 @@ RESULTS = {
     "kept": (lambda: planned().kept[0], ("tanh  ", " MiB  in ", " layers  on the device")),
     "residuals": (lambda: jremat.residuals(mlp, *ARGS), ("bytes", "2,097,152", "4,194,304  bytes kept in 2 values")),
     "flops": (lambda: jremat.flops(STEP, *ARGS), ("GFLOP", "in 6 matmuls", "0.0% of the model's matmul FLOPs")),
-    "memory": (lambda: jremat.memory(STEP, *ARGS, target="h200"), ("MiB", "compiled for h200, not run")),
-    "memory here": (lambda: jremat.memory(STEP, *ARGS, target="cpu"), ("MiB", "compiled for cpu")),
-    "fits": (lambda: fits(STEP, *ARGS, target="h200"), ("fits in 132.8 GiB", "compiled for h200, not run")),
-    "traced peak": (lambda: jremat.traced_peak(STEP, *ARGS), ("MiB", "predicted", "not compiled", "up")),
+    "memory": (lambda: jremat.compiled_memory(STEP, *ARGS, target="h200"), ("MiB", "compiled for h200, not run")),
+    "memory here": (lambda: jremat.compiled_memory(STEP, *ARGS, target="cpu"), ("MiB", "compiled for cpu")),
+    "fits": (lambda: check_memory(STEP, *ARGS, target="h200"), ("fits in 132.8 GiB", "compiled for h200, not run")),
+    "traced peak": (lambda: jremat.predicted_memory(STEP, *ARGS), ("MiB", "predicted", "not compiled", "up")),
     "trace": (lambda: jremat.trace(mlp, *ARGS), ("537 MFLOP", "up", "2.0 MiB")),
     "ledger": (
         lambda: jremat.estimate(CONFIG, policies.get("full"), batch=2, seq=64),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jremat.command.step import gradient_step
-from jremat.graph.peak import traced_peak
+from jremat.graph.peak import predicted_memory
 from jremat.policy import FULL, NONE, tag
 from jremat.report.explain import explain
 from jremat.report.timeline import LINES, peak_line, timeline
@@ -33,7 +33,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_lines_sum_to_what_is_alive_and_reach_the_peak(name):
     step, args = gradient_step(FUNCTIONS[name], ARGS, {})
-    peak = traced_peak(step, *args)
+    peak = predicted_memory(step, *args)
     found = timeline(peak, updates=False)
     sums = [sum(values) for values in zip(*(values for _, values in found.lines), strict=True)]
     assert sums == [point.alive_bytes for point in found.points]
@@ -46,7 +46,7 @@ def test_the_lines_sum_to_what_is_alive_and_reach_the_peak(name):
 
 def test_buffers_are_alive_within_the_step_and_are_part_of_their_line():
     step, args = gradient_step(scanned, ARGS, {})
-    found = timeline(traced_peak(step, *args), updates=False)
+    found = timeline(predicted_memory(step, *args), updates=False)
     lines = dict(found.lines)
     for buffer in found.buffers:
         assert 0 <= buffer.born <= buffer.dies < len(found.points)
@@ -56,7 +56,7 @@ def test_buffers_are_alive_within_the_step_and_are_part_of_their_line():
 def test_stacks_bear_the_names_of_what_is_in_them():
     step, args = gradient_step(scanned, ARGS, {})
     rows = explain(scanned, *ARGS)
-    found = timeline(traced_peak(step, *args), rows, updates=False)
+    found = timeline(predicted_memory(step, *args), rows, updates=False)
     kept = [buffer for buffer in found.buffers if buffer.kind == "kept activation" and buffer.shape == (4, 32, 64)]
     values = [row.value for row in rows.of("kept") if row.copies == 4 and row.shape == (32, 64)]
     assert {buffer.name for buffer in kept} <= {*values, "stack of a loop"}

@@ -8,7 +8,7 @@ import pytest
 
 import policies
 from jremat.jax_internals import loop_parts
-from jremat.measure import memory
+from jremat.measure import compiled_memory
 from jremat.policy import tag
 from jremat.transform.chain import stack
 from jremat.transform.groups import gradient_step
@@ -38,7 +38,7 @@ def compiled(kind: str, spec: str, dtype: str = "bfloat16"):
     }
     run = {"chain": stack, "scan": scan_stack}[kind](block, policies.get(spec), num_layers=L)
     x = jax.ShapeDtypeStruct((B, S, H), jnp.bfloat16)
-    return memory(gradient_step(run), p, x, target="h200", num_buffers=0)
+    return compiled_memory(gradient_step(run), p, x, target="h200", num_buffers=0)
 
 
 def temp(*which: str) -> int:

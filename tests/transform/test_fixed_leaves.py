@@ -110,9 +110,9 @@ class TestCheckpoint:
         rules = lambda *args, **more: [f.rule for f in jremat.lint(*args, policy=policy, **more)]
         assert rules(loss, layer, X) == rules(lambda w, x: loss(Layer(w), x), W, X)
         assert rules(block, layer, X, num_layers=L) == rules(lambda w, x: Layer(w)(x), W, X, num_layers=L)
-        assert jremat.traced_peak(loss, layer, X) == jremat.traced_peak(loss, layer, X)
+        assert jremat.predicted_memory(loss, layer, X) == jremat.predicted_memory(loss, layer, X)
         figures = [
-            jremat.memory(f, *args, target="cpu").peak_bytes
+            jremat.compiled_memory(f, *args, target="cpu").peak_bytes
             for f, args in ((loss, (layer, X)), (lambda w, x: loss(Layer(w), x), (W, X)))
         ]
         assert figures[0] == figures[1]
@@ -194,8 +194,8 @@ class TestResults:
             lambda layer, x: layer(x), Layer(W), x, num_layers=L, hbm_bytes=2**20, target="cpu", step=step
         )
         update, args = step(found.policy)
-        assert found.peak_bytes == jremat.memory(update, *args, target="cpu").peak_bytes
-        assert jremat.traced_peak(update, *args).peak_bytes > 0
+        assert found.peak_bytes == jremat.compiled_memory(update, *args, target="cpu").peak_bytes
+        assert jremat.predicted_memory(update, *args).peak_bytes > 0
 
 
 def test_an_eager_stack_of_modules_compiles_once():

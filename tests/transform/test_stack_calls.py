@@ -229,7 +229,7 @@ def test_the_peak_of_blocks_that_write_beside_the_carry():
     for spec in ("none", "block:2", "full"):
         run = jremat.stack(apply, policies.get(spec), num_layers=4)
         loss = lambda s, x, run=run: sum(leaf.mean() for leaf in jax.tree.leaves(run(s, x)))
-        peaks[spec] = jremat.traced_peak(jax.value_and_grad(loss), stacked, jnp.ones((4096, 8))).peak_bytes
+        peaks[spec] = jremat.predicted_memory(jax.value_and_grad(loss), stacked, jnp.ones((4096, 8))).peak_bytes
     assert peaks["full"] < peaks["block:2"] < peaks["none"]
 
 

@@ -48,7 +48,7 @@ class TestErrors:
 
         for call in (
             lambda: jremat.stack(block, FULL, num_layers=3)(X, X, 2),
-            lambda: jremat.memory(block, X, X, 2, target="cpu"),
+            lambda: jremat.compiled_memory(block, X, X, 2, target="cpu"),
             lambda: jremat.checkpoint(lambda x, n: jnp.sin(x)[:n], FULL)(X, 2),
         ):
             with pytest.raises(ValueError, match=r"n: .*reads the value in Python.*functools\.partial"):

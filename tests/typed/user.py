@@ -64,12 +64,9 @@ found = jremat.plan(layer, w, x, num_layers=4, hbm_bytes=2**20, target="cpu")
 reveal_type(found.peak_bytes)  # int | None
 reveal_type(jremat.stack(layer, found.policy, num_layers=4))  # def (w: Array, x: Array) -> Array
 reveal_type(jremat.checkpoint(mlp, jremat.plan(mlp, x, w, hbm_bytes=2**20).policy))  # def (x: Array, w: Array) -> Array
-reveal_type(jremat.memory(mlp, x, w, target="cpu").peak_bytes)  # int
-reveal_type(jremat.fits(mlp, x, w, target="cpu"))  # Fit
 reveal_type(jremat.residuals(mlp, x, w, policy=save_up).total_bytes)  # int
 reveal_type(jremat.residuals(mlp, x, w, policy=save_up).kept[0].name)  # str | None
 reveal_type(jremat.flops(mlp, x, w).count.recompute)  # int
-reveal_type(jremat.traced_peak(mlp, x, w).peak_bytes)  # int
 reveal_type(jremat.lint(mlp, x, w, policy=save_up)[0].rule)  # str
 reveal_type(jremat.replay(mlp, x, w, policy=save_up).equal)  # bool
 reveal_type(jremat.explain(mlp, x, w, policy=save_up))  # Explanation
