@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jremat.graph.peak import predicted_memory
     from jremat.measure import Memory, check_memory, compiled_memory
     from jremat.oom import Diagnosis, diagnose
+    from jremat.planner.options import PlanOptions
     from jremat.planner.planner import plan
     from jremat.planner.request import Request
     from jremat.policy import FAMILIES, FULL, NONE, Decision, Family, LayerPlan, Policy, tag
@@ -35,6 +36,7 @@ _HOMES = {
     "jremat.graph.peak": ("predicted_memory",),
     "jremat.measure": ("Memory", "check_memory", "compiled_memory"),
     "jremat.oom": ("Diagnosis", "diagnose"),
+    "jremat.planner.options": ("PlanOptions",),
     "jremat.planner.planner": ("plan",),
     "jremat.planner.request": ("Request",),
     "jremat.policy": ("FAMILIES", "FULL", "NONE", "Decision", "Family", "LayerPlan", "Policy", "tag"),
@@ -58,6 +60,7 @@ __all__ = [
     "Finding",
     "LayerPlan",
     "Memory",
+    "PlanOptions",
     "Policy",
     "Replay",
     "Request",

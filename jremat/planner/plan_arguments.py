@@ -72,11 +72,11 @@ def check_margin(margin: Any) -> None:
         raise ValueError(f"margin: expected a share from 0 to 1, got {margin!r}")
 
 
-def checked_policies(also: Any, num_layers: int | None) -> tuple[Policy | LayerPlan, ...]:
+def checked_policies(also: Any) -> tuple[Policy | LayerPlan, ...]:
     """The policies to consider too, checked.
 
     Raises:
-        ValueError: one is no policy, or a plan over layers where there are none.
+        ValueError: one is no policy.
     """
     if not isinstance(also, Iterable) or isinstance(also, str):
         raise ValueError(f"also: expected policies in a list, got {also!r}")
@@ -84,8 +84,6 @@ def checked_policies(also: Any, num_layers: int | None) -> tuple[Policy | LayerP
     for plan in found:
         if not isinstance(plan, Policy | LayerPlan):
             raise ValueError(f"also: expected what policies.get returns for a policy or a plan, got {plan!r}")
-        if isinstance(plan, LayerPlan) and num_layers is None:
-            raise ValueError(f"also: {plan.spec!r} is a plan over layers, and there is no num_layers")
     return found
 
 
@@ -109,16 +107,6 @@ def check_functions(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not callable(value):
             raise ValueError(f"{name}: expected a function, got {value!r}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuse what should be True or False and isn't.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
 def step_under(step: Callable[..., Any], given: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -19,16 +19,12 @@ from jremat.graph.trace import graph_of
 from jremat.measure import Target, compiled_memory, devices
 from jremat.measure import target as find_target
 from jremat.measure.memory_analysis import versions
+from jremat.planner.options import PlanOptions
 from jremat.planner.plan_arguments import (
     Objective,
-    bytes_in_words,
-    check_flag,
     check_function,
     check_functions,
-    check_margin,
     checked_peak,
-    checked_policies,
-    checked_tags,
     known_bytes,
     known_objective,
     step_under,
@@ -36,7 +32,7 @@ from jremat.planner.plan_arguments import (
 from jremat.planner.read_block import read_block
 from jremat.planner.result import DoesNotFit, Kept, Plan, Point, Points
 from jremat.planner.roofline import Cost, Roofline, matmul_flops
-from jremat.planner.search import Found, PeakOf, search
+from jremat.planner.search import Found, search
 from jremat.planner.stack import Choice, Stack
 from jremat.policy import FULL, NONE, LayerPlan, Policy, PolicyLike
 from jremat.policy.shown import human
@@ -48,6 +44,7 @@ from jremat.transform.groups import gradient_step
 
 StepOf = Callable[[Policy | LayerPlan], tuple[Callable[..., Any], tuple[Any, ...]]]
 """The whole step under a plan, and the shapes of its arguments."""
+_DEFAULTS = PlanOptions()
 
 
 def plan(
@@ -55,17 +52,10 @@ def plan(
     *args: Any,
     num_layers: int | None = None,
     hbm_bytes: int | str | None = None,
-    host_bytes: int | str = 0,
     target: str | Target = "local",
     step: StepOf | None = None,
-    predict: PeakOf | None = None,
-    objective: Objective | None = None,
-    cost: Cost | None = None,
-    also: Iterable[Policy | LayerPlan] = (),
-    keep: Collection[str] = (),
-    names_only: bool = False,
-    margin: float = 0.05,
     compiles: int = 2,
+    options: PlanOptions = _DEFAULTS,
 ) -> Plan:
     """The fastest plan whose step fits the memory, shown to fit by compiling it.
 
@@ -80,23 +70,14 @@ def plan(
         args: its arguments, arrays or ``jax.ShapeDtypeStruct``, of one layer.
         num_layers: L.
         hbm_bytes: device memory, as a number or as ``"80GiB"``; None: the target's own.
-        host_bytes: pinned host memory that may be used too, of all layers; an int or ``"80GiB"``.
         target: what the step is compiled for, see ``jremat.measure.target``.
         step: ``step(plan)`` to the whole training step under a plan and the shapes of its arguments, so that weights,
             gradients, optimizer, logits and loss count, sharded where the target is several devices; None: the gradient
             of the layers alone, on one device, which leaves all of these out, and the plan's printed form says so.
-        predict: the peak of the whole step under a plan, in place of the traced one.
-        objective: ``seconds``, by roofline on the target's chip, or ``flops``, of matmuls; None: seconds where the
-            target is a chip that the table knows.
-        cost: of each operation, e.g. measured, in place of the roofline.
-        also: policies and plans to consider beside the planner's own, and to report in ``.beside``.
-        keep: tags of values that must not be made twice, e.g. a router's logits; what a choice by value (top-k, sort,
-            argmax) is made from never is. No plan is chosen that makes one again, full remat and groups among them.
-        names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.
-        margin: share of the memory to leave free.
         compiles: to spend on a plan that fits; up to six are spent where nothing fits so far, or over a fifth of the
-            memory would be left over; and one on each of ``also`` that is faster and near, one more where that is the
-            answer. 0: the prediction is the answer.
+            memory would be left over; and one on each of ``options.also`` that is faster and near, one more where that
+            is the answer. 0: the prediction is the answer.
+        options: a ``jremat.PlanOptions``: host memory, what to minimise, costs and policies of your own.
 
     Returns:
         The plan: ``.policy``, ``.spec``, ``.peak_bytes`` compiled beside ``.predicted_peak_bytes``,
@@ -118,33 +99,35 @@ def plan(
     kind = equipped(find_target(target))
     memory_bytes = known_bytes(hbm_bytes, kind)
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers, 1, MAX_LAYERS)
-    host_bytes = whole_number("host_bytes", bytes_in_words("host_bytes", host_bytes), 0)
     compiles = whole_number("compiles", compiles, 0)
     check_function(f, args, num_layers)
-    check_margin(margin)
-    check_functions(step=step, predict=predict, cost=cost)
-    check_flag("names_only", names_only)
+    check_functions(step=step)
+    if not isinstance(options, PlanOptions):
+        raise ValueError(f"options: expected a jremat.PlanOptions, got {options!r}")
     if kind.num_devices > 1 and step is None:
         raise ValueError(f"step: expected the whole step, cut over the devices of target {kind.name!r}, got None")
-    also, keep = checked_policies(also, num_layers), checked_tags(keep)
-    chosen = known_objective(objective, cost, kind)
+    also = cast(tuple[Policy | LayerPlan, ...], options.also)
+    if num_layers is None and (whole_stack := next((p for p in also if isinstance(p, LayerPlan)), None)):
+        raise ValueError(f"also: {whole_stack.spec!r} is a plan over layers, and there is no num_layers")
+    chosen = known_objective(options.objective, options.cost, kind)
+    host_bytes, names_only = cast(int, options.host_bytes), options.names_only
     if num_layers is None:
         call = take_apart(f, args, {})
         f, args = (f, args) if all(call.traced) else (call.over_arrays(call.call), call.to_trace()[0])
     elif len(args) > 1:
         f, args = arrays_alone(f, args)
     wanted = _Wanted(f, args, num_layers, step)
-    read = partial(_stack, wanted, cost or cost_of(kind, chosen), kind, host_bytes, keep)
+    read = partial(_stack, wanted, options.cost or cost_of(kind, chosen), kind, host_bytes, options.keep)
     stack = read(names_only)
     lines = [stack.choices(host_bytes, groups=num_layers is not None and not names_only)]
     if tail := stack.tailed(host_bytes):
         lines.append(tail)
     # On several devices everything is cut; the memory for what is gathered is in the compiler's correction.
     own = lambda plan: predicted_memory(*_flat(wanted.step(plan))).peak_bytes // kind.num_devices
-    traced = cache(lambda plan: checked_peak((predict or own)(plan)))
+    traced = cache(lambda plan: checked_peak((options.predict or own)(plan)))
     compiled = cache(lambda plan: compiled_memory(*_flat(wanted.step(plan)), target=kind, num_buffers=0).peak_bytes)
     confirm = compiled if compiles else None
-    limit = int(memory_bytes * (1 - margin))
+    limit = int(memory_bytes * (1 - options.margin))
     # Policies by name are costed on the block with all of its values, whatever the plan itself may keep.
     whole = read(False) if names_only else stack
     named = tuple(_understood(also, whole))
@@ -158,7 +141,7 @@ def plan(
     point = partial(_point, found, seconds=chosen == "seconds")
     frontier = _frontier((pair for line in found.lines for pair in line), point)
     beside = Points(point(choice, traced(choice.plan)) for choice in named)
-    result = _result(found, frontier, beside, whole, wanted, kind, memory_bytes, margin, chosen, base)
+    result = _result(found, frontier, beside, whole, wanted, kind, memory_bytes, options.margin, chosen, base)
     if not found.fits:
         raise DoesNotFit(_why_not(result), result)
     return result

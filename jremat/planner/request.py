@@ -32,7 +32,8 @@ class Request(NeedsShapes):
             num_layers: of the stack.
             options: ``target``, what the step is for, as ``jremat.compiled_memory`` takes it; ``step``, the whole
                 training step under a plan, as ``jremat.plan`` takes it (default: the gradient of the layers alone); for
-                ``auto`` those of ``jremat.plan``.
+                ``auto`` ``compiles`` and the fields of ``jremat.PlanOptions``; for ``budget`` and ``overhead`` its
+                ``keep`` and ``names_only``.
 
         Returns:
             ``sqrt``: groups of the size with the least traced peak. ``budget:B``: the choice of least time that keeps

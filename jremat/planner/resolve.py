@@ -1,6 +1,6 @@
 """From a request, which needs shapes, to a policy or a plan: each kind is a question to the planner."""
 
-import inspect
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ from jremat.graph.peak import predicted_memory
 from jremat.measure import Target
 from jremat.measure import target as find_target
 from jremat.planner.block import Budget, best, least_bytes
+from jremat.planner.options import PlanOptions
 from jremat.planner.planner import StepOf, cost_of, equipped, plan
 from jremat.planner.read_block import read_block
 from jremat.planner.roofline import matmul_flops
@@ -33,7 +34,8 @@ def resolve(
     """
     kind = equipped(find_target(target))
     num_layers = whole_number("num_layers", num_layers, 1)
-    takes = {"auto": tuple(inspect.signature(plan).parameters), "sqrt": ()}.get(request.kind, ("keep", "names_only"))
+    seldom = [field.name for field in dataclasses.fields(PlanOptions)]
+    takes = {"auto": ("compiles", *seldom), "sqrt": ()}.get(request.kind, ("keep", "names_only"))
     unknown = sorted(set(options) - set(takes))
     if unknown:
         raise ValueError(f"{unknown[0]}: no option of {request.spec!r}; it takes {', '.join(takes) or 'none'}")
@@ -42,7 +44,9 @@ def resolve(
         return every_k(best_group(block, num_layers, *args, peak=peak))
     if request.kind == "auto":
         memory = None if request.amount is None else int(request.amount)
-        return plan(block, *args, num_layers=num_layers, hbm_bytes=memory, target=kind, step=step, **options).policy
+        own = {"compiles": options.pop("compiles")} if "compiles" in options else {}
+        own |= {"hbm_bytes": memory, "target": kind, "step": step, "options": PlanOptions(**options)}
+        return plan(block, *args, num_layers=num_layers, **own).policy
     assert request.amount is not None, "the grammar reads an amount"
     cost = matmul_flops if request.kind == "overhead" else cost_of(kind)
     read = read_block(block, *args, cost=cost, fetched=1, **options)

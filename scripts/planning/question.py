@@ -83,15 +83,17 @@ def ask(
         *layer_shapes(config, case.batch, seq),
         num_layers=config.num_layers,
         hbm_bytes=flags.hbm_bytes,
-        host_bytes=flags.host_bytes,
         target=case.target,
         step=step,
-        objective=None if flags.objective == "auto" else flags.objective,
-        also=[policy for policy in others if policy not in unfit],
-        keep=flags.keep,
-        names_only=flags.names_only,
-        margin=flags.margin,
         compiles=flags.compiles if compiles is None else compiles,
+        options=jremat.PlanOptions(
+            host_bytes=flags.host_bytes,
+            objective=None if flags.objective == "auto" else flags.objective,
+            also=[policy for policy in others if policy not in unfit],
+            keep=flags.keep,
+            names_only=flags.names_only,
+            margin=flags.margin,
+        ),
     )
     return Answer(case, plan, case.batch * seq)
 

@@ -40,8 +40,8 @@ def test_at_no_more_peak_no_named_policy_is_faster_and_no_budget_is_broken(size,
     named = {policies.get(spec): compiled_bytes(policies.get(spec)) for spec in NAMED}
     faster = 0
     for limit in named.values():
-        given = {"num_layers": L, "hbm_bytes": limit, "target": "h200", "margin": 0, "compiles": 6, "also": named}
-        found = jremat.plan(block, layer, carry, **given)
+        more = jremat.PlanOptions(margin=0, also=named)
+        found = jremat.plan(block, layer, carry, num_layers=L, hbm_bytes=limit, target="h200", compiles=6, options=more)
         assert found.peak_bytes <= limit
         best_named = min(stack.choice(plan).recompute_seconds for plan, peak in named.items() if peak <= limit)
         assert found.recompute_seconds <= best_named * (1 + 1e-9)

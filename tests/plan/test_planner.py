@@ -11,6 +11,7 @@ import pytest
 
 import jremat
 import policies
+from jremat import PlanOptions
 from jremat.planner.read_block import read_block
 from jremat.planner.result import DoesNotFit
 from jremat.planner.roofline import matmul_flops
@@ -45,7 +46,7 @@ def planned(ends):
     low, high = ends
     budgets = [low + (high - low) * k // 4 for k in (4, 3, 2, 1, 0)]
     # The prediction is a GPU's; a CPU's compiler may take more than two tries to agree with it.
-    options = {"num_layers": LAYERS, "target": "cpu", "margin": 0, "compiles": 6}
+    options = {"num_layers": LAYERS, "target": "cpu", "compiles": 6, "options": PlanOptions(margin=0)}
     return [jremat.plan(mlp, *mlp_args(), hbm_bytes=nbytes, **options) for nbytes in budgets]
 
 
@@ -98,7 +99,7 @@ def test_a_last_layer_that_costs_no_memory_recomputes_nothing():
         policies_of = [plan] * LAYERS if isinstance(plan, Policy) else plan.policies(LAYERS)
         return 1 + sum(block.outcome(policy).kept_bytes for policy in policies_of[:-1])
 
-    memory = {"hbm_bytes": 1, "margin": 0, "compiles": 0, "predict": peak}
+    memory = {"hbm_bytes": 1, "compiles": 0, "options": PlanOptions(margin=0, predict=peak)}
     found = jremat.plan(deep, *deep_args(), num_layers=LAYERS, target="cpu", **memory)
     assert found.recompute_flops == (LAYERS - 1) * block.outcome(FULL).recompute_flops > 0
 
@@ -224,6 +225,10 @@ NONSENSE = {
     "no step": ({"step": lambda plan: None}, "step: expected to return the step and a tuple of .* got None"),
     "no prediction": ({"predict": lambda plan: None}, "predict: expected to return bytes, .* got None"),
     "a prediction below 0": ({"predict": lambda plan: -1}, "predict: expected to return bytes, .* got -1"),
+    "options in a dictionary": (
+        {"options": {"margin": 0}},
+        "options: expected a jremat.PlanOptions, got {'margin': 0}",
+    ),
     "target": ({"target": "h20"}, "'h20' is unknown; near: h200"),
 }
 
@@ -231,9 +236,10 @@ NONSENSE = {
 @pytest.mark.parametrize("case", NONSENSE)
 def test_nonsense_is_refused_in_a_line(case):
     changed, message = NONSENSE[case]
-    options = {"num_layers": LAYERS, "hbm_bytes": 2**30, "target": "cpu"} | changed
+    given = {"num_layers": LAYERS, "hbm_bytes": 2**30, "target": "cpu"} | changed
+    seldom = {name: given.pop(name) for name in vars(PlanOptions()) if name in given}
     with pytest.raises(ValueError, match=message):
-        jremat.plan(mlp, *mlp_args(), **options)
+        jremat.plan(mlp, *mlp_args(), **({"options": PlanOptions(**seldom)} | given))
 
 
 def test_a_numpy_integer_is_a_number_of_layers():
@@ -263,14 +269,16 @@ def test_no_floating_point_is_no_block():
 
 def test_policies_beside_the_plan_may_come_one_by_one():
     some = (policies.get(spec) for spec in ("full", "dots_saveable"))
-    found = jremat.plan(mlp, *mlp_args(), num_layers=3, hbm_bytes=2**30, target="cpu", compiles=0, also=some)
+    more = PlanOptions(also=some)
+    found = jremat.plan(mlp, *mlp_args(), num_layers=3, hbm_bytes=2**30, target="cpu", compiles=0, options=more)
     assert [point.spec for point in found.beside] == ["full", "dots_saveable"]
 
 
 def test_named_policies_cost_the_same_where_only_tags_may_be_kept():
     options = {"num_layers": 3, "hbm_bytes": 2**30, "target": "cpu", "compiles": 0}
     named = [policies.get(spec) for spec in ("dots_saveable", "full")]
-    every, tags = (jremat.plan(bare, *mlp_args(), also=named, names_only=n, **options).beside for n in (False, True))
+    more = [PlanOptions(also=named, names_only=only) for only in (False, True)]
+    every, tags = (jremat.plan(bare, *mlp_args(), **options, options=each).beside for each in more)
     assert [p.recompute_flops for p in every] == [p.recompute_flops for p in tags]
     assert every[0].recompute_flops == 0
 
