@@ -5,7 +5,10 @@
     rule    = ("save" | "offload" | "but" | "recompute") ":" selector ["?"] {"," selector ["?"]}
             | "at" ":" file ":" line {"," file ":" line}          the same as "save:" of these lines
             | ("ops" | "offload_ops" | "but_ops") ":" op family {"+" op family}
+            | ("compress" | "fp8" | "bits") ":" selector ["?"] {"," selector ["?"]} ["@" format]
+            | ("compress_ops" | "fp8_ops" | "bits_ops") ":" op family {"+" op family} ["@" format]
             | "none" | "offload_all" | "full"     first only: what holds for every other value
+    format  = "int8" | "int4" of "compress", "e4m3" | "e5m2" of "fp8"; the first where none is given
     selector = tag | path with "*", as */attn/* | file ":" line, as modeling.py:41
     plan    = "every_k:" K ["," policy] | "block:" N ["," policy] | "alternate:" K | "torchtitan:" K | "revolve:" SLOTS
             | "mix:" count "*" policy {"," count "*" policy} | "plan:" FILE
@@ -22,8 +25,10 @@ from dataclasses import dataclass, replace
 
 from jremat.planner.request import Request
 from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy, plan_file
+from jremat.policy.decision import E5M2, FP8, INT4, INT8
 from jremat.policy.ops import SELECTABLE, Family
 from jremat.policy.places import checked_selector
+from jremat.policy.policy import SPEC_KEYS
 from jremat.policy.shown import parse_bytes
 from policies import stacks
 from policies.entry import Spec
@@ -90,15 +95,12 @@ def _known(zoo: Zoo) -> tuple[str, ...]:
 # -- rules -----------------------------------------------------------------------------------------------------
 
 _RULES: Mapping[str, tuple[Decision, bool]] = {
-    "save": (SAVE, False),
-    "offload": (OFFLOAD, False),
-    "but": (RECOMPUTE, False),
+    **{names: (decision, False) for decision, (names, _, codec) in SPEC_KEYS.items() if not codec},
     "recompute": (RECOMPUTE, False),
     "at": (SAVE, False),
-    "ops": (SAVE, True),
-    "offload_ops": (OFFLOAD, True),
-    "but_ops": (RECOMPUTE, True),
+    **{ops: (decision, True) for decision, (_, ops, codec) in SPEC_KEYS.items() if not codec},
 }
+_FORMATS = {INT8: {"int8": INT8, "int4": INT4}, FP8: {"e4m3": FP8, "e5m2": E5M2}}
 _DEFAULTS = {"none": SAVE, "offload_all": OFFLOAD, "full": RECOMPUTE}
 _FAMILIES: Mapping[str, Family] = {family.name: family for family in SELECTABLE}
 
@@ -115,6 +117,12 @@ def _rules(spec: str) -> Policy:
         if not colon or key not in _RULES:
             raise ValueError(did_you_mean(f"policy: {spec!r}: no rule", rule, [f"{key}:" for key in _RULES]))
         decision, by_family = _RULES[key]
+        if decision in _FORMATS and "@" in body:
+            body, _, form = body.rpartition("@")
+            if form not in _FORMATS[decision]:
+                formats = ", ".join(_FORMATS[decision])
+                raise ValueError(f"policy: {spec!r}: {key}: expected a format, {formats}, after '@', got {form!r}")
+            decision = _FORMATS[decision][form]
         for item in _items(body, rule):
             if by_family:
                 _put(families, _op_family(item), decision, item, spec)

@@ -84,6 +84,8 @@ def express(policy: Policy) -> Expression:
         raise NotExpressible("PyTorch's selective checkpoint sees neither modules nor lines")
     if policy.keeps_everything:
         return Expression("bare", "block(x)", "the ops' own derivative rules decide what is kept, there and here")
+    if policy.compresses:
+        raise NotExpressible("PyTorch's selective checkpoint keeps values as they are, not compressed")
     if policy.offloads:
         return _offloading(policy)
     parts = _parts(policy)

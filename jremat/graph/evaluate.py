@@ -43,13 +43,35 @@ def evaluate(
     def named(eqn: Any, given: Sequence[Any], around: tuple[Any, ...]) -> list[Any]:
         key = f"{prefix}{next(count)}"
         names = [marks.get(key if k == 0 else f"{key}:{k}") for k in range(len(eqn.outvars))]
-        inside = _marked_inside(eqn, key, marks)
-        if inside or key in runs:
-            outs = runs[key](eqn, given) if key in runs else bind(eqn, given, **inside)
-            return [checkpoint_name(out, name) if name else out for out, name in zip(outs, names)]
-        return bind_named(eqn, given, names, active) if any(names) else bind(eqn, given)
+        return run_named(eqn, given, key, names, marks, active, runs.get(key))
 
     return interpret(jaxpr, consts, inputs, named)
+
+
+def run_named(
+    eqn: Any,
+    given: Sequence[Any],
+    key: str,
+    names: Sequence[str | None],
+    marks: Mapping[str, str],
+    active: Sequence[Any],
+    run: Run | None = None,
+) -> list[Any]:
+    """One equation, its outputs under ``names`` and the values of ``marks`` inside it named.
+
+    Args:
+        eqn, given: it and its inputs.
+        key: its id in the graph.
+        names: of its outputs, or None.
+        marks: as of ``evaluate``.
+        active: as ``others`` of ``bind_named``.
+        run: how it is run, where not as it stands.
+    """
+    inside = _marked_inside(eqn, key, marks)
+    if inside or run:
+        outs = run(eqn, given) if run else bind(eqn, given, **inside)
+        return [checkpoint_name(out, name) if name else out for out, name in zip(outs, names)]
+    return bind_named(eqn, given, names, active) if any(names) else bind(eqn, given)
 
 
 def _marked_inside(eqn: Any, key: str, marks: Mapping[str, str]) -> dict[str, Any]:

@@ -38,6 +38,51 @@ def bind_named(eqn: Any, inputs: Sequence[Any], names: Sequence[str | None], oth
     derivative = _derivative(eqn, inputs, places)
     makers = [(step.primitive, len(step.outvars)) for step in _makers(derivative.jaxpr)]
     outs, made = _run_makers(derivative, inputs, names)
+    return _with_rule(eqn, inputs, outs, made, makers, others)
+
+
+def bind_supplied(
+    eqn: Any, inputs: Sequence[Any], supplied: Sequence[Any | None], others: Sequence[Any] = ()
+) -> list[Any]:
+    """The outputs of one equation where they are not supplied, all with its derivative at ``inputs``.
+
+    The derivative reads the supplied outputs too, so that the operation isn't run for them.
+
+    Args:
+        eqn, inputs, others: as of ``bind_named``.
+        supplied: for each output what stands in its place, or None.
+    """
+    outs = bind(eqn, inputs)
+    given = [out if own is None else own for out, own in zip(outs, supplied, strict=True)]
+    if differentiates(eqn) and _places_that_read(eqn, inputs):
+        return _with_rule(eqn, inputs, given, [], [], others)
+    return [out if own is None else with_derivative_of(own, out, *others) for out, own in zip(outs, supplied)]
+
+
+def with_derivative_of(value: Any, other: Any, *others: Any) -> Any:
+    """``value``, with the derivative of another of its type; ``others`` as of ``bind_named``."""
+    return _value_of(value, other, *others) if is_inexact(value) else value
+
+
+@jax.custom_jvp
+def _value_of(value: Any, other: Any, *others: Any) -> Any:
+    return value
+
+
+@functools.partial(_value_of.defjvp, symbolic_zeros=True)
+def _value_of_rule(primals: Any, tangents: Any) -> Any:
+    return primals[0], tangents[1]
+
+
+def _with_rule(
+    eqn: Any,
+    inputs: Sequence[Any],
+    outs: Sequence[Any],
+    made: Sequence[Sequence[Any]],
+    makers: Sequence[tuple[Any, int]],
+    others: Sequence[Any],
+) -> list[Any]:
+    """``outs`` with the derivative of an equation at ``inputs``, which reads them and what its steps made, if known."""
     sizes = (len(outs), *(len(of_step) for of_step in made), len(inputs), len(others))
 
     @jax.custom_jvp
@@ -52,7 +97,7 @@ def bind_named(eqn: Any, inputs: Sequence[Any], names: Sequence[str | None], oth
         if not active:
             return heads, [zero_tangent(out) for out in heads]
         moved = _derivative(eqn, at, active)
-        same = makers == [(step.primitive, len(step.outvars)) for step in _makers(moved.jaxpr)]
+        same = made and makers == [(step.primitive, len(step.outvars)) for step in _makers(moved.jaxpr)]
         return heads, _tangents(moved, at, [along[k] for k in active], heads, known if same else None)
 
     return list(with_rule(*outs, *itertools.chain(*made), *inputs, *others))

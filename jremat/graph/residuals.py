@@ -12,6 +12,7 @@ from jremat.graph.arguments import Arguments
 from jremat.graph.differentiate import kept_by_pullback
 from jremat.graph.paths import path_of
 from jremat.graph.trace import MARK, aval_bytes, user_line
+from jremat.graph.two_passes import OF_FORMAT, PACKED
 from jremat.jax_internals import CUSTOM_JVP, SCAN, inner_jaxprs, is_call, opened, scopes, tagged_name
 from jremat.policy.decision import OFFLOAD, SAVE, Decision
 from jremat.policy.ops import family_of
@@ -33,7 +34,8 @@ class Residual:
         copies: how many are alive: the product of the scan lengths around it.
         bytes: of all copies.
         kind: ``kept``: made by the function; ``input``: an argument, alive anyway; ``constant``: closed over.
-        decision: SAVE in device memory, OFFLOAD in host memory.
+        decision: SAVE in device memory, OFFLOAD in host memory, or how it is compressed; then the packed values and
+            their scales are two rows.
         family, primitive: of the operation that made it.
         source: the user's line, ``file.py:12 (function)``, or the argument's path.
         mark: the name under which it is kept, where a strict policy put one on it.
@@ -101,7 +103,7 @@ class Residuals:
                 f"{row.bytes:,}",
                 f"{row.dtype}{list(row.shape)}{f' x{row.copies}' if row.copies > 1 else ''}",
                 row.name or row.primitive,
-                row.source + "  on the host" * (row.decision is OFFLOAD),
+                row.source + _WORDS.get(row.decision, f"  as {row.decision.value}"),
             )
             for row in sorted(self.kept, key=lambda row: -row.bytes)
         ]
@@ -111,6 +113,9 @@ class Residuals:
         return "\n".join([*lines[:-1], f"{lines[-1]}  {total[1]}"])
 
     __repr__ = __str__
+
+
+_WORDS = {SAVE: "", OFFLOAD: "  on the host"}
 
 
 def read_residuals(arguments: Arguments) -> Residuals:
@@ -170,12 +175,15 @@ def origin_of(jaxpr: Any, var: Any) -> Origin:
         return replace(made, key=var, place=None, constant=False, trail=(eqn, *made.trail))
     tag = tagged_name(eqn.primitive, eqn.params)
     if tag is not None:
-        given = eqn.invars[0]
+        mark, _, form = tag.partition(OF_FORMAT) if tag.startswith(MARK) else (tag, "", "")
+        given = _before_packing(jaxpr, eqn.invars[0]) if form else eqn.invars[0]
         made = Origin(var, var.aval) if isinstance(given, core.Literal) else origin_of(jaxpr, given)
         if made.eqn is None:
             made = replace(made, eqn=eqn, source=line)
         name = (made.tag or _tag_read(jaxpr, var)) if tag.startswith(MARK) else tag
-        return replace(made, key=var, tag=name, mark=tag, place=None, constant=False)
+        decision = Decision(form) if form else made.decision
+        made = replace(made, key=var, tag=name, mark=mark, decision=decision, place=None, constant=False)
+        return replace(made, aval=var.aval, copies=1) if form else made
     if is_call(eqn) or name in (SCAN, CUSTOM_JVP):
         inner = opened(inner_jaxprs(eqn)[0][0])
         if not isinstance(inner.outvars[k], core.Literal):
@@ -199,6 +207,18 @@ def _tag_read(jaxpr: Any, var: Any) -> str | None:
     """The user's tag that reads a variable."""
     readers = (tagged_name(e.primitive, e.params) for e in jaxpr.eqns if var in e.invars)
     return next((name for name in readers if name and not name.startswith(MARK)), None)
+
+
+def _before_packing(jaxpr: Any, var: Any) -> Any:
+    """The value of which ``var`` is a packed part."""
+    makers = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    waiting = [var]
+    while waiting:
+        eqn = makers.get(waiting.pop())
+        if eqn is not None and tagged_name(eqn.primitive, eqn.params) == PACKED:
+            return eqn.invars[0]
+        waiting += [v for v in eqn.invars if not isinstance(v, core.Literal)] if eqn is not None else []
+    return var
 
 
 def _rounds_nothing(eqn: Any) -> bool:

@@ -179,6 +179,10 @@ SELECTABLE = (*FAMILIES, MATMUL)
 """The families that a spec may name in ``ops:``."""
 
 
+NEVER_ROUNDED = (RANDOM, TOP_K, NORM_STATS)
+"""The families that no policy may round: random bits, choices by value, statistics."""
+
+
 def family_of(primitive: str, params: Mapping[str, Any], families: Iterable[Family] = FAMILIES) -> str:
     """The name of the family that an equation belongs to, or ``other`` (layout, indexing, control flow).
 

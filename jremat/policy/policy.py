@@ -1,12 +1,12 @@
-"""A policy: frozen data that says which values of a block are kept, kept on the host, or recomputed."""
+"""A policy: frozen data that says which values of a block are kept, compressed, kept on the host, or recomputed."""
 
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
-from jremat.policy.ops import Family
+from jremat.policy.decision import BITS, E5M2, FP8, INT4, INT8, OFFLOAD, RECOMPUTE, SAVE, Decision, stronger
+from jremat.policy.ops import NEVER_ROUNDED, Family
 from jremat.policy.places import checked_selector, is_place, matches, specificity
 from jremat.policy.planned_for import PlannedFor
 
@@ -30,7 +30,7 @@ class Policy:
             a line, ``modeling.py:41`` (see ``jremat.policy.places``). Of several places the most specific holds.
         families: (op family, decision) pairs.
         values: (value id in a traced graph, decision) pairs: a planned policy; strict use only.
-        default: the fate of every other value.
+        default: the fate of every other value; not to compress it, since some never may be.
         optional: those among ``names`` that may match nothing.
         fingerprint: of the graph that ``values`` speaks of.
         label: the spec it is known by, e.g. ``dots_saveable``; not compared.
@@ -59,6 +59,11 @@ class Policy:
         object.__setattr__(self, "values", _canonical(self.values, key=lambda value: value))
         object.__setattr__(self, "optional", frozenset(self.optional) & {n for n, _ in self.names})
         _check_overlaps(self.families)
+        rounded = [f.name for f, d in self.families if d.compresses and d is not BITS and f in NEVER_ROUNDED]
+        if rounded:
+            raise ValueError(f"policy: expected families that may be rounded, got {rounded[0]}, which never is")
+        if self.default.compresses:
+            raise ValueError(f"default: expected save, offload or recompute, got {self.default.value}")
 
     # -- construction ------------------------------------------------------------------------------------------
 
@@ -71,6 +76,17 @@ class Policy:
     def offload(*names: str) -> "Policy":
         """Keep the values tagged ``names`` in pinned host memory; recompute the rest."""
         return Policy(names=tuple((name, OFFLOAD) for name in names))
+
+    @staticmethod
+    def compress(*names: str, to: Decision = INT8) -> "Policy":
+        """Keep the values tagged ``names`` compressed, recompute the rest; for strict use only.
+
+        >>> Policy.compress("mlp_up", to=FP8)
+        policies.get('fp8:mlp_up')
+        """
+        if not to.compresses:
+            raise ValueError(f"to: expected a decision that compresses, e.g. Decision.FP8, got {to}")
+        return Policy(names=tuple((name, to) for name in names))
 
     @staticmethod
     def ops(*families: Family) -> "Policy":
@@ -201,11 +217,11 @@ class Policy:
         'ops:weight_matmul'
         """
         parts = [_DEFAULT_SPEC[self.default]] if self.default is not RECOMPUTE or self.idle else []
-        for decision, name_key, ops_key in _KEYS:
+        for decision, (name_key, ops_key, codec) in SPEC_KEYS.items():
             names = [n + "?" * (n in self.optional) for n, d in self.names if d is decision]
             families = [f.name for f, d in self.families if d is decision]
-            parts += [f"{name_key}:{','.join(names)}"] if names else []
-            parts += [f"{ops_key}:{'+'.join(families)}"] if families else []
+            parts += [f"{name_key}:{','.join(names)}{codec}"] if names else []
+            parts += [f"{ops_key}:{'+'.join(families)}{codec}"] if families else []
         if self.values:
             parts.append(f"{len(self.values)} planned values of graph {str(self.fingerprint).partition('-')[0]}")
         if parts[:1] == [_DEFAULT_SPEC[SAVE]] and len(parts) > 1 and parts[1].startswith("but:") and not self.idle:
@@ -258,20 +274,29 @@ class Policy:
     @property
     def offloads(self) -> bool:
         """Whether it keeps anything in host memory."""
-        return OFFLOAD in {self.default, *(d for _, d in (*self.names, *self.families, *self.values))}
+        return OFFLOAD in self._decisions
+
+    @property
+    def compresses(self) -> bool:
+        """Whether it keeps anything in fewer bytes than it has."""
+        return any(decision.compresses for decision in self._decisions)
+
+    @functools.cached_property
+    def _decisions(self) -> frozenset[Decision]:
+        return frozenset((self.default, *(d for _, d in (*self.names, *self.families, *self.values))))
 
     @property
     def strict_only(self) -> bool:
         """Whether JAX's plain policy protocol can't express it, so that ``jremat.checkpoint`` is needed.
 
         JAX asks about one operation at a time, by primitive. Where a tagged value is to be left out of what is kept,
-        the untagged value before the tag would be kept in its place; and neither a planned value nor a place can be
-        asked about.
+        the untagged value before the tag would be kept in its place; neither a planned value nor a place can be asked
+        about; and the answers are to keep, to offload or to recompute, none to compress.
 
         >>> Policy.but("a").strict_only, Policy.save("a").strict_only, Policy.save("*/attn/*").strict_only
         (True, False, True)
         """
-        return bool(self.values) or bool(self.places) or self.leaves_out
+        return bool(self.values) or bool(self.places) or self.leaves_out or self.compresses
 
     @property
     def leaves_out(self) -> bool:
@@ -327,6 +352,8 @@ class Policy:
             what = "is a plan, held to the shapes that it was made for"
             if self.places:
                 what = f"selects by place ({self.places[0][0]})"
+            elif self.compresses:
+                what = "compresses values"
             elif self.strict_only:
                 what = "decides value by value"
             raise ValueError(
@@ -382,7 +409,17 @@ def _check_overlaps(families: Iterable[tuple[Family, Decision]]) -> None:
                 )
 
 
-_KEYS = ((SAVE, "save", "ops"), (OFFLOAD, "offload", "offload_ops"), (RECOMPUTE, "but", "but_ops"))
+SPEC_KEYS: Mapping[Decision, tuple[str, str, str]] = {
+    SAVE: ("save", "ops", ""),
+    OFFLOAD: ("offload", "offload_ops", ""),
+    FP8: ("fp8", "fp8_ops", ""),
+    E5M2: ("fp8", "fp8_ops", "@e5m2"),
+    INT8: ("compress", "compress_ops", ""),
+    INT4: ("compress", "compress_ops", "@int4"),
+    BITS: ("bits", "bits_ops", ""),
+    RECOMPUTE: ("but", "but_ops", ""),
+}
+"""How a spec writes each decision: its rule by name, its rule by op family, and what stands after the selectors."""
 _DEFAULT_SPEC = {SAVE: "none", OFFLOAD: "offload_all", RECOMPUTE: "full"}
 
 

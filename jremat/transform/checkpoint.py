@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
@@ -13,7 +14,9 @@ from jremat.graph.evaluate import evaluate
 from jremat.graph.graph import Graph
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import Program, capture, graph_of
+from jremat.graph.two_passes import evaluate_compressed
 from jremat.jax_internals import remat3_calls_policies, remat3_is_on, weakly_cached
+from jremat.policy.decision import Decision
 from jremat.policy.layers import LayerPlan, NeedsShapes
 from jremat.policy.ops import SELECTABLE, Family
 from jremat.policy.policy import Policy
@@ -177,13 +180,15 @@ class ByMarks:
 
 def _rematted(jaxpr: Any, decisions: Decisions, prevent_cse: bool, policy: Policy) -> Callable[[Any, Any], list[Any]]:
     marks = tuple(sorted(decisions.marks.items()))
-    return _remembered(jaxpr, marks, decisions.saved, decisions.offloaded, prevent_cse, policy)
+    packed = tuple(sorted(decisions.packed.items(), key=itemgetter(0)))
+    return _remembered(jaxpr, marks, packed, decisions.saved, decisions.offloaded, prevent_cse, policy)
 
 
 @weakly_cached
 def _remembered(
     jaxpr: Any,
     marks: tuple[tuple[str, str], ...],
+    packed: tuple[tuple[str, Decision], ...],
     saved: frozenset[str],
     offloaded: frozenset[str],
     prevent_cse: bool,
@@ -193,6 +198,8 @@ def _remembered(
     body, named = jaxpr.replace(), dict(marks)  # not ``jaxpr`` itself: the cache would keep it alive
 
     def run(consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        if packed:
+            return evaluate_compressed(body, consts, inputs, named, dict(packed))
         return evaluate(body, consts, inputs, named)
 
     by_name = _by_name(Decisions(named, saved, offloaded))

@@ -2,12 +2,14 @@
 
 import difflib
 import warnings
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from jremat.graph.graph import Graph, Op, Value
+from jremat.graph.packing import unpackable
 from jremat.graph.trace import MARK
-from jremat.jax_internals import CUSTOM_JVP, CUSTOM_VJP, SHARD_MAP
+from jremat.graph.two_passes import OF_FORMAT
+from jremat.jax_internals import CUSTOM_JVP, CUSTOM_VJP, NAME, SHARD_MAP
 from jremat.policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from jremat.policy.places import matches, nothing_there
 from jremat.policy.planned_for import PlannedFor
@@ -23,12 +25,14 @@ class Decisions:
         saved, offloaded: all names that are kept, on device and on the host; marks, and the user's own tags inside
             kernels, which can't be marked from outside.
         in_rules: those of them that stand in derivative rules.
+        packed: value id -> how it is packed, for those of ``marks`` that are kept compressed.
     """
 
     marks: dict[str, str]
     saved: frozenset[str]
     offloaded: frozenset[str]
     in_rules: frozenset[str] = frozenset()
+    packed: Mapping[str, Decision] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
     """
     ruled, plain_reads = dict(policy.tags), frozenset(_plain_reads(graph))
     marks: dict[str, str] = {}
-    by_decision: dict[Decision, set[str]] = {SAVE: set(), OFFLOAD: set(), RECOMPUTE: set()}
+    by_decision: dict[Decision, set[str]] = {decision: set() for decision in Decision}
+    packed: dict[str, Decision] = {}
     in_rules: set[str] = set()
     for candidate in candidates(graph):
         value, op = candidate.value, candidate.op
@@ -119,6 +124,8 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
             path=value.path,
             source=value.source,
         )
+        if decision.compresses and (candidate.inside or _unpackable(candidate, decision)):
+            decision = policy.default  # a rule by place or family; a name is refused by ``check``
         if decision is RECOMPUTE or (needed is not None and candidate.mark not in needed):
             continue
         if candidate.inside:
@@ -127,10 +134,20 @@ def decide(graph: Graph, policy: Policy, needed: frozenset[str] | None = None) -
         elif candidate.place not in marks:
             by_decision[decision].add(candidate.mark)
             marks[candidate.place] = candidate.mark
+            packed |= {candidate.place: decision} if decision.compresses else {}
     if not policy.values:  # a plan names its values itself
         marks |= _beside(graph, marks, ruled)
-    saved, offloaded = frozenset(by_decision[SAVE]), frozenset(by_decision[OFFLOAD] - by_decision[SAVE])
-    return Decisions(marks, saved, offloaded, frozenset(in_rules))
+    # What an operation makes beside a packed value bears the mark alone.
+    beside = {mark for value, mark in marks.items() if value not in packed and mark not in by_decision[OFFLOAD]}
+    compressed = {f"{marks[value]}{OF_FORMAT}{decision.value}" for value, decision in packed.items()}
+    saved, offloaded = by_decision[SAVE] | beside | compressed, by_decision[OFFLOAD] - by_decision[SAVE]
+    return Decisions(marks, frozenset(saved), frozenset(offloaded), frozenset(in_rules), packed)
+
+
+def _unpackable(candidate: Candidate, decision: Decision) -> str | None:
+    """Why a value can't be packed, in words; None where it can."""
+    value = candidate.value
+    return unpackable(value.shape, value.dtype, {value.name or "", *candidate.op.families, value.family}, decision)
 
 
 def _beside(graph: Graph, marks: dict[str, str], ruled: dict[str, Decision]) -> dict[str, str]:
@@ -189,6 +206,8 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
     for place, selected in by_place.items():
         if not selected and place not in policy.optional:
             return f"policy: {policy.spec!r} names {_nowhere(graph, place, every)}"
+    if problem := _compression_problem(policy, every):
+        return problem
     families = {family for candidate in every for family in candidate.op.families}
     by_family = any(f.name in families for f, _ in policy.families)
     by_name = any(n in names for n, _ in policy.tags) or any(by_place.values())
@@ -201,6 +220,21 @@ def _mismatch(graph: Graph, policy: Policy) -> str | None:
     if hidden:
         where = ", ".join(hidden)
         return f"policy: {policy.spec!r} can't reach what {where}; put jremat.checkpoint on the function inside"
+    return None
+
+
+def _compression_problem(policy: Policy, every: Collection[Candidate]) -> str | None:
+    """What to say of a name under which a value that can't be packed is to be compressed."""
+    for name, decision in policy.tags:
+        tagged = [c for c in every if c.op.primitive == NAME and c.value.name == name] if decision.compresses else []
+        outside = [c for c in tagged if not c.inside]
+        if tagged and not outside:
+            return (
+                f"policy: {policy.spec!r} compresses {name!r}, which is inside a kernel, where values can only be kept"
+            )
+        for candidate in outside:
+            if why := _unpackable(candidate, decision):
+                return f"policy: {policy.spec!r} compresses {name!r}, which {why}"
     return None
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import policies
 from jremat.planner.request import Request
-from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, LayerPlan, Policy
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, LayerPlan, Policy
 from jremat.policy.ops import SELECTABLE
 from policies import megatron
 
 NAMES = st.sampled_from(["query", "mlp_up", "attn_out", "a", "x.y/z_1", "B2", "none", "full"])
 COUNTS = st.integers(1, 64)
-DECISIONS = st.sampled_from([SAVE, OFFLOAD, RECOMPUTE])
+DECISIONS, DEFAULTS = st.sampled_from(Decision), st.sampled_from([SAVE, OFFLOAD, RECOMPUTE])
 
 
 @st.composite
@@ -24,7 +24,7 @@ def rule_policies(draw) -> Policy:
     names = draw(st.dictionaries(NAMES, DECISIONS, max_size=4))
     families = draw(st.dictionaries(st.sampled_from(SELECTABLE), DECISIONS, max_size=3))
     optional = draw(st.sets(st.sampled_from(sorted(names)))) if names else ()
-    default = draw(DECISIONS)
+    default = draw(DEFAULTS)
     try:
         return Policy(tuple(names.items()), tuple(families.items()), default=default, optional=frozenset(optional))
     except ValueError:  # a family and a part of it

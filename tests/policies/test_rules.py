@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jremat
 import policies
-from jremat.policy import RECOMPUTE, SAVE, Decision, Policy, tag
+from jremat.policy import OFFLOAD, RECOMPUTE, SAVE, Decision, Policy, tag
 from jremat.policy.ops import ATTENTION, BATCHED_MATMUL, MATMUL, WEIGHT_MATMUL
 
 
@@ -70,7 +70,7 @@ def rules(selectors, decisions):
 def policies_by_rules(draw):
     """Rules by name and family, some optional, under any default."""
     names, families = draw(rules(TAGS, DECISIONS)), draw(rules(OPS, DECISIONS))
-    default, optional = draw(DECISIONS), draw(st.frozensets(TAGS))
+    default, optional = draw(st.sampled_from([SAVE, OFFLOAD, RECOMPUTE])), draw(st.frozensets(TAGS))
     try:
         return Policy(names=names, families=families, default=default, optional=optional)
     except ValueError:  # a family and a part of it
