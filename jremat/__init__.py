@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jremat.graph import flops, trace
     from jremat.graph.peak import predicted_memory
     from jremat.measure import Memory, check_memory, compiled_memory
-    from jremat.oom import Diagnosis, diagnose
+    from jremat.oom import Diagnosis, Launch, check_launch, diagnose
     from jremat.planner.options import PlanOptions
     from jremat.planner.planner import plan
     from jremat.planner.request import Request
@@ -35,7 +35,7 @@ _HOMES = {
     "jremat.graph": ("flops", "trace"),
     "jremat.graph.peak": ("predicted_memory",),
     "jremat.measure": ("Memory", "check_memory", "compiled_memory"),
-    "jremat.oom": ("Diagnosis", "diagnose"),
+    "jremat.oom": ("Diagnosis", "Launch", "check_launch", "diagnose"),
     "jremat.planner.options": ("PlanOptions",),
     "jremat.planner.planner": ("plan",),
     "jremat.planner.request": ("Request",),
@@ -58,6 +58,7 @@ __all__ = [
     "Explanation",
     "Family",
     "Finding",
+    "Launch",
     "LayerPlan",
     "Memory",
     "PlanOptions",
@@ -65,6 +66,7 @@ __all__ = [
     "Replay",
     "Request",
     "apply",
+    "check_launch",
     "check_memory",
     "checkpoint",
     "compiled_memory",

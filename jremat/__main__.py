@@ -10,6 +10,7 @@ from jremat.policy.shown import filled
 from jremat.terminal.command_line import exit_code, fail
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "check": ("FUNCTION", "whether a training step will launch on a device, with an exit code for CI"),
     "estimate": ("MODEL", "what a training step needs, in formulas and in bytes"),
     "explain": ("FUNCTION", "what a function keeps, moves and recomputes for its gradient, and why"),
     "fit": ("FUNCTION", "a plan under which a loss fits the memory, confirmed by compiling"),
