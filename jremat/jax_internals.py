@@ -37,6 +37,8 @@ CALLS = frozenset({"jit", "closed_call", "eval_jaxpr"})
 
 NAME = "name"
 """The primitive of ``checkpoint_name``."""
+ONCE = "jremat.once"
+"""The name that is put on a value which may be differentiated once, in a rule that refuses a second time."""
 WHILE, SCAN, COND = "while", "scan", "cond"
 """The primitives of ``while_loop`` and ``fori_loop``, of ``scan`` and ``map``, of ``cond`` and ``switch``."""
 REMAT = "remat2"
@@ -169,6 +171,8 @@ def remat_of(eqn: Any) -> Remat:
 def tagged_name(primitive: Any, params: Mapping[str, Any]) -> str | None:
     """The name that an equation puts on its output, if it is JAX's ``checkpoint_name``, else None.
 
+    ``ONCE`` is one that stands inside of a rule.
+
     >>> import jax, jax.numpy as jnp
     >>> from jremat.policy.names import tag
     >>> eqn = jax.make_jaxpr(lambda x: tag(x, "mlp_up"))(jnp.ones(2)).eqns[0]
@@ -177,6 +181,9 @@ def tagged_name(primitive: Any, params: Mapping[str, Any]) -> str | None:
     """
     if primitive.name == NAME:
         return params["name"]
+    if primitive.name == CUSTOM_JVP:
+        inside = opened(params["call_jaxpr"]).eqns
+        return ONCE if len(inside) == 1 and tagged_name(inside[0].primitive, inside[0].params) == ONCE else None
     held = params.get("_prim")  # under jax_remat3 an object under a generic call
     return held.name if isinstance(held, ad_checkpoint.CheckpointName) else None
 

@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.extend import core
 
 from jremat.calibration import REPLAY
 from jremat.check.differences import Difference, between_runs, between_traces, of_reruns, relative
+from jremat.check.gradient_errors import GradientError, compresses, gradient_error, one_rule_each, table
 from jremat.check.lint import layers_of, with_policy
 from jremat.check.marked_values import Tap, marked, tapped
 from jremat.check.replay_arguments import checked_tolerance, jit_under, refuse_abstract, refuse_traced
@@ -41,6 +42,8 @@ class Replay:
         first_difference: the first value, in the program's order, that differs by more than its tolerance.
         values_compared: how many: of both traces, both runs, the reruns, the results and the gradients.
         values_rerun: how many of them remat recomputed.
+        gradient_errors: under a policy that compresses, of each gradient, and of all together under each of its rules
+            alone; empty under any other. What is recomputed and the gradients are then not held against the exact ones.
 
     >>> print(Replay(True, True, 1e-5, 0.0, None, values_compared=12, values_rerun=3))
     equal bit for bit: 12 values compared, 3 of them recomputed
@@ -53,8 +56,12 @@ class Replay:
     first_difference: Difference | None
     values_compared: int
     values_rerun: int
+    gradient_errors: tuple[GradientError, ...] = ()
 
     def __str__(self) -> str:
+        return "\n".join([self._compared(), *([table(self.gradient_errors)] if self.gradient_errors else [])])
+
+    def _compared(self) -> str:
         rerun = f"{self.values_compared:,} values compared, {self.values_rerun:,} of them recomputed"
         if self.first_difference is not None:
             return f"not equal: {self.first_difference} differs first; {rerun}"
@@ -81,7 +88,8 @@ def replay(
     Four comparisons, in this order: two traces of ``f`` (a counter, a global, ``np.random`` at trace time show); two
     runs of one program, value by value (a callback that returns another value shows); in the gradient's program, each
     value that remat recomputes against the first run's; and results and gradients with remat and without.
-    Keys and arguments are the same throughout. It keeps every value, so use a small batch.
+    Keys and arguments are the same throughout. It keeps every value, so use a small batch. Under a policy that
+    compresses, traces, runs and results are compared so, and the errors of the gradients are measured.
 
     Args:
         f: the forward function of a block or a loss.
@@ -106,6 +114,7 @@ def replay(
     >>> found.equal, found.first_difference, found.values_rerun
     (True, None, 2)
     """
+    errors: list[GradientError] = []
     tolerance, compile_ = checked_tolerance(tolerance), jit_under(compiler_options)
     static: dict[str, Any] = {"static_argnames": static_argnames, "static_argnums": static_argnums}
     num_layers = None if num_layers is None else whole_number("num_layers", num_layers)
@@ -138,9 +147,16 @@ def replay(
     try:
         compared += _inside(Subject(named.closed).step, taps, arrays, compile_)
         compared += _outside(subject, without, arrays, call.array_paths, compile_)
+        if compresses(policy):
+            compared = [c for c in compared if c.where not in ("rerun", "gradient")]
+            errors = _gradient_errors(subject, without, arrays, call.array_paths, compile_)
+            rules = [*one_rule_each(policy)] if isinstance(policy, Policy) and inside is None else []
+            for rule, alone in rules if len(rules) > 1 else ():
+                one = subject_of(take_apart(with_policy(f, alone, **static), args, kwargs, **static))
+                errors += _gradient_errors(one, without, arrays, (), compile_, rule)
     except NotImplementedError as error:  # an effect in a remat: run forward alone, and say why there is no more
         compared += [*_inside(Subject(named.closed), taps, arrays, compile_), _refused(subject, str(error))]
-    return _summed_up(compared, tolerance)
+    return replace(_summed_up(compared, tolerance), gradient_errors=tuple(errors))
 
 
 @dataclass(frozen=True)
@@ -244,6 +260,24 @@ def _outside(
             for path, a, b in zip(active, gradients, bare_gradients, strict=True)
         ),
     ]
+
+
+def _gradient_errors(
+    subject: Subject,
+    exact: Subject,
+    arrays: Sequence[Any],
+    paths: Sequence[str],
+    compile_: Callable[..., Any],
+    rule: str = "",
+) -> list[GradientError]:
+    """Of the gradients by the arguments at ``paths``, or of all together."""
+    found, wanted = (
+        [np.asarray(x) for x in compile_(lambda *arrays, side=side: side.step(*arrays)[1])(*arrays)]
+        for side in (subject, exact)
+    )
+    active = [paths[k] for k in inexact_places(arrays)] if paths else []
+    each = [gradient_error(name, [a], [b]) for name, a, b in zip(active, found, wanted)]
+    return [*each, gradient_error(rule or "all gradients", found, wanted)]
 
 
 def _named(name: str, where: str, a: Any, b: Any, floor: float) -> Difference:

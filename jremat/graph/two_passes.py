@@ -22,7 +22,7 @@ from jremat.graph.interpret import consts_of, interpret
 from jremat.graph.named import bind_named, bind_supplied, with_derivative_of
 from jremat.graph.packing import pack, unpack
 from jremat.graph.trace import MARK
-from jremat.jax_internals import COND, SCAN, bind, inner_jaxprs, loop_parts, opened
+from jremat.jax_internals import COND, ONCE, SCAN, bind, inner_jaxprs, loop_parts, opened
 from jremat.policy.decision import Decision
 
 PACKED = f"{MARK}packed"
@@ -44,7 +44,7 @@ def _first_derivative(primals: Any, tangents: Any) -> Any:
 
 @jax.custom_jvp
 def _not_differentiated(x: Any) -> Any:
-    return x
+    return checkpoint_name(x, ONCE)  # the identity, and known as such
 
 
 @_not_differentiated.defjvp

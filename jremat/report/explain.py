@@ -230,6 +230,7 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
         if found.kind == "kept":
             fate: Fate = "offloaded" if found.decision is OFFLOAD else "kept"
             why = why_kept(origin, rules, scope, readers)
+            why += f", as {found.decision.value}" * found.decision.compresses
         else:
             fate, why = "input", "an argument" if found.kind == "input" else "closed over"
         value, part = _named(found.name, found.primitive, found.dtype, scope, found.source)
