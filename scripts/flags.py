@@ -17,7 +17,6 @@ from tyro.conf import arg
 
 import policies
 from jremat.estimator.hardware import CHIPS
-from scripts.training.files import probe
 
 MODEL, SMALL_MODEL = "gpt2", "tiny"
 BATCH = 8
@@ -134,40 +133,3 @@ def read_bytes(flag: str, text: str | None) -> int | None:
         return policies.parse_bytes(text)
     except ValueError as error:
         raise ValueError(f"{flag}: {str(error).removeprefix('size: ')}") from None
-
-
-def check_file(name: str, path: Path | None) -> None:
-    """Refuse a file that can't be written where it is wanted.
-
-    Raises:
-        ValueError: its folder isn't there or takes no file, or it is a folder itself.
-    """
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ValueError(f"{name}: the folder {folder} does not exist")
-    if path.is_dir():
-        raise ValueError(f"{name}: expected a file, got a folder: {path}")
-    if not path.exists() or path.is_file():  # what is no regular file, e.g. /dev/stdout, is written to as it stands
-        _check_takes_files(name, folder)
-
-
-def check_folder(name: str, path: Path | None) -> None:
-    """Refuse a folder that files can't be written in; one that isn't there is made when there is something to write.
-
-    Raises:
-        ValueError: it is a file, or below one, or takes no file.
-    """
-    if path is not None:
-        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-        if not there.is_dir():
-            raise ValueError(f"{name}: expected a folder, got a file: {there}")
-        _check_takes_files(name, there)
-
-
-def _check_takes_files(name: str, folder: Path) -> None:
-    try:
-        probe(folder)
-    except OSError as error:
-        raise ValueError(f"{name}: cannot write in {folder}: {error.strerror}") from None

@@ -35,7 +35,6 @@ SOURCES = {
     "jremat.transform.groups.best_group": "Chen et al. 2016",
     "jremat.transform.revolve.binomial": "Griewank and Walther 2000",
     "jremat.transform.revolve.binomial_steps": "Griewank and Walther 2000",
-    "jremat.transform.revolve.multi_level": "Pringle",
     "jremat.estimator.decoder.attention.blockwise": "Dao et al. 2022",
     "jremat.estimator.decoder.attention.dot": "Vaswani et al. 2017",
     "jremat.estimator.decoder.layers.dropout": "Srivastava et al. 2014",

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from jremat.command.output import Json, check_file
-from jremat.policy.files import write_json
+from jremat.command.output import Json
+from jremat.policy.files import check_file, write_json
 from jremat.terminal.command_line import command, fail, parse
 
 PROGRAM = "jremat check"

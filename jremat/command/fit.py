@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jremat.command.output import Files, check_file
+from jremat.command.output import Files
+from jremat.policy.files import check_file
 from jremat.terminal.command_line import command, fail, parse
 
 PROGRAM = "jremat fit"

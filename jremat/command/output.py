@@ -1,7 +1,6 @@
 """What becomes of an explanation: tables, findings, JSON, a page; for the installed command and the script."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jremat.policy.files import write_whole
+from jremat.policy.files import check_file, write_whole
 
 if TYPE_CHECKING:
     from jremat.report.page import PolicyView
@@ -41,22 +40,6 @@ class Output:
         """
         check_file("json", self.json)
         check_file("html", self.html)
-
-
-def check_file(name: str, path: Path | None) -> None:
-    """Refuse a file that can't be written; None is no file.
-
-    Raises:
-        ValueError: a folder, or one that isn't there.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"{name}: expected a file, got a folder: {path}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"{name}: no such folder: {path.absolute().parent}")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise ValueError(f"{name}: cannot write in {path.absolute().parent}")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 
 from jremat.estimator.config import TransformerConfig
 
-MIXED_PRECISION_BYTES = 18
-"""A parameter's bytes in all three: 2 weight, 4 gradient, 4 master, 8 moments."""
-
 
 def megatron(config: TransformerConfig, batch: int, seq: int) -> Mapping[str, float]:
     """Activation bytes by Megatron-LM's theoretical memory report, for any recompute the same.

@@ -4,7 +4,6 @@ A JAX program keeps something else: dropout masks are recomputed from a key, the
 are no arrays. ``beside`` puts the program's count for the same shapes next to the paper's.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,34 +17,18 @@ Technique = Literal[
     "no_parallelism", "tensor", "tensor_sequence", "tensor_selective", "tensor_sequence_selective", "full"
 ]
 SOURCE = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, arXiv 2205.05198"
-STATIC_BYTES: Mapping[str, int] = MappingProxyType({"weights": 2, "gradients": 2, "adam": 12})
-"""A parameter's bytes in mixed precision with Adam: bf16 weight and gradient; float32 master, mean and variance."""
-
 SLIPS: Mapping[str, str] = MappingProxyType(
     {
         "selective recomputes only the expensive ones": "inverted: it keeps what costs much and is small, "
         "and recomputes attention's core, which is large to hold and cheap to make (section 5)",
         "full recompute saves roughly 2×": "34 sbh a layer to 2 sbh is 17×, before a layer's own working memory",
-        "a SwiGLU layer keeps 34 bsh": "its lines sum to 36 bsh, with f = 8h/3; see SWIGLU_LINES",
+        "a SwiGLU layer keeps 34 bsh": "its lines sum to 36 bsh, with f = 8h/3: query, key, value 6, context 2, "
+        "attention's projection 2, norms and residuals 4 + 4, gate and up 32/3, SiLU's output 16/3, down 2",
         "selective keeps 10 bsh": "34 bsh: table 2's 10 + 24/t is of tensor parallelism, 10 its limit for many ways",
         "selective costs 2.7% and 1.6% more FLOPs": "of a layer's forward pass; of the whole step 0.90% and 0.55%",
     }
 )
 """Where the texts slip, and what holds."""
-
-SWIGLU_LINES: Mapping[str, float] = MappingProxyType(
-    {
-        "query, key, value": 6,
-        "context": 2,
-        "attention's projection": 2,
-        "attention's norm and residual": 4,
-        "gate and up (f = 8h/3)": 32 / 3,
-        "SiLU's output": 16 / 3,
-        "down projection": 2,
-        "MLP's norm and residual": 4,
-    }
-)
-"""A gated layer's tensors in bytes over b·s·h, scores left out; they sum to 36."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,111 +97,6 @@ def layer_bytes(shape: Shape, technique: Technique = "no_parallelism") -> float:
     if technique not in rows:
         raise ValueError(f"technique: expected {', '.join(rows)}, got {technique!r}")
     return shape.sbh * rows[technique]
-
-
-def layer_parts(shape: Shape) -> Mapping[str, int]:
-    """The parts of one layer's bytes without parallelism: attention, MLP, the two norms.
-
-    Attention: the input of query, key and value 2, query and key 4, value 2, the projection's input 2, a dropout mask
-    1, and of scores softmax output 2, mask 1, dropped output 2. MLP: its input 2, GELU and its input 8 each, a mask 1.
-
-    >>> shape = Shape(s=4, b=1, h=8, a=2)
-    >>> sum(layer_parts(shape).values()) == layer_bytes(shape)
-    True
-
-    Source: Korthikanti et al. 2022, section 4.1.
-    """
-    sbh, scores = shape.sbh, shape.a * shape.s**2 * shape.b
-    return {"attention": 11 * sbh + 5 * scores, "mlp": 19 * sbh, "two_layernorms": 4 * sbh}
-
-
-def extra_bytes(shape: Shape) -> Mapping[str, float]:
-    """What the first stage holds beside the layers.
-
-    Embedding dropout of p micro-batches; on a single stage the last norm, the projection's input and the float32
-    logits too.
-
-    Source: Korthikanti et al. 2022, section 4.3.
-    """
-    output = 4 * shape.sbh / shape.t * (1 + shape.v / shape.h) if shape.p == 1 else 0
-    return {"embedding_dropout": shape.sbh * shape.p / shape.t, "output": output}
-
-
-def first_stage_bytes(shape: Shape, technique: Technique) -> float:
-    """Activations of the first pipeline stage: p micro-batches of L / p layers, more under interleaving.
-
-    Source: Korthikanti et al. 2022, section 4.2.3.
-
-    >>> shape = Shape(s=2048, b=1, h=12288, a=96, L=96, t=8, p=8, m=3)
-    >>> round(first_stage_bytes(shape, "tensor") / (96 * layer_bytes(shape, "tensor")), 4)
-    1.2917
-    """
-    factor = 1 + (shape.p - 1) / (shape.p * shape.m) if shape.m > 1 else 1
-    return shape.L * layer_bytes(shape, technique) * factor
-
-
-def model_flops(shape: Shape, batch: int) -> float:
-    """FLOPs of one step over ``batch`` sequences, nothing recomputed: 72 B L s h² (1 + s/6h + v/12hL).
-
-    Source: Korthikanti et al. 2022, appendix A, equation 7.
-    """
-    h, s = shape.h, shape.s
-    return 72 * batch * shape.L * s * h**2 * (1 + s / (6 * h) + shape.v / (12 * h * shape.L))
-
-
-def hardware_flops(shape: Shape, batch: int) -> float:
-    """The same with selective recompute, which runs attention's core again: s/3h in s/6h's place.
-
-    Source: Korthikanti et al. 2022, appendix A, equation 8. Its attention term counts the core's forward twice more
-    than selective recompute runs it; the paper's table 5 follows it, so it is reproduced here.
-    """
-    h, s = shape.h, shape.s
-    return 72 * batch * shape.L * s * h**2 * (1 + s / (3 * h) + shape.v / (12 * h * shape.L))
-
-
-def utilization(flops: float, step_seconds: float, devices: int, flops_per_second: float = 312e12) -> float:
-    """A share of the devices' peak; by default the A100's dense bf16 peak.
-
-    >>> utilization(312e12, 2.0, 1)
-    0.5
-    """
-    return flops / (step_seconds * devices * flops_per_second)
-
-
-def best_segments(num_layers: int) -> tuple[float, float]:
-    """Of N layers in k segments, k + N/k activations: the best k, √N, and the peak, 2√N; one forward more, a third.
-
-    >>> best_segments(64)
-    (8.0, 16.0)
-
-    Source: Chen et al. 2016, arXiv 1604.06174, section 4.1.
-    """
-    root = math.sqrt(num_layers)
-    return root, 2 * root
-
-
-def revolve_reach(slots: int, repeats: int) -> int:
-    """Steps that ``slots`` states reverse with no step run more than ``repeats`` times.
-
-    >>> revolve_reach(3, 2)
-    10
-
-    Source: Griewank and Walther 2000, theorem 6.1.
-    """
-    return math.comb(slots + repeats, slots)
-
-
-def every_k_lab(num_layers: int, every: int, layer_mb: float) -> tuple[float, float, int]:
-    """A teaching model of every ``every``-th layer kept and one layer replayed at a time.
-
-    Returns:
-        MB without remat, MB with it, and layers replayed.
-
-    >>> every_k_lab(32, 4, 180)
-    (5760, 1620, 24)
-    """
-    held = num_layers // every
-    return num_layers * layer_mb, (held + 1) * layer_mb, num_layers - held
 
 
 @dataclass(frozen=True)

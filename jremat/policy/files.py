@@ -118,6 +118,50 @@ def write_json(path: str | Path, data: Any) -> None:
     write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
+def check_file(name: str, path: Path | None) -> None:
+    """Refuse a file that can't be written, before any work; None is no file.
+
+    Raises:
+        ValueError: its folder isn't there or takes no file, or it is a folder itself.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"{name}: no such folder: {folder}")
+    if path.is_dir():
+        raise ValueError(f"{name}: expected a file, got a folder: {path}")
+    if not path.exists() or path.is_file():  # what is no regular file, e.g. /dev/stdout, is written to as it stands
+        _check_takes_files(name, folder)
+
+
+def check_folder(name: str, path: Path | None) -> None:
+    """Refuse a folder that files can't be written in; one that isn't there is made when there is something to write.
+
+    Raises:
+        ValueError: it is a file, or below one, or takes no file.
+    """
+    if path is not None:
+        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise ValueError(f"{name}: expected a folder, got a file: {there}")
+        _check_takes_files(name, there)
+
+
+def _check_takes_files(name: str, folder: Path) -> None:
+    try:
+        probe(folder)
+    except OSError as error:
+        raise ValueError(f"{name}: cannot write in {folder}: {error.strerror}") from None
+
+
+def probe(folder: Path) -> None:
+    """Write a byte in ``folder`` and take it away again; raises OSError where that can't be done."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"\0")
+        file.flush()
+
+
 def _mode(target: Path) -> int:
     """Of the file that is there, or as ``open`` would make one."""
     if target.exists():

@@ -1,6 +1,5 @@
 """When to run which layer, and which states to hold meanwhile: schedules as data, a simulator, and register tables."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,26 +68,20 @@ class Tally:
     Args:
         forward_steps: layers advanced, the forward sweep's L - 1 among them. The last layer's forward and each layer's
             own rerun before its pullback are not counted: every schedule has these L + 1.
-        forward_cost: the same, each layer weighed by its cost.
-        stores, restores: copies to and from slots, the input's own store left out.
         peak_slots: states held at once, the input among them.
         runs: how often each layer is advanced.
     """
 
     forward_steps: int
-    forward_cost: float
-    stores: int
-    restores: int
     peak_slots: int
     runs: tuple[int, ...]
 
 
-def simulate(schedule: Schedule, costs: Sequence[float] | None = None) -> Tally:
+def simulate(schedule: Schedule) -> Tally:
     """Run a schedule on paper.
 
     Args:
         schedule: any list of actions.
-        costs: of each layer's forward, any unit; None: 1 each.
 
     Returns:
         What it does.
@@ -102,10 +95,7 @@ def simulate(schedule: Schedule, costs: Sequence[float] | None = None) -> Tally:
     1
     """
     num_layers = schedule.num_layers
-    weights = [1.0] * num_layers if costs is None else list(costs)
-    if len(weights) != num_layers:
-        raise ValueError(f"costs: expected one per layer, {num_layers}, got {len(weights)}")
-    working, held, left, peak, stores, restores = 0, {}, num_layers, 0, 0, 0
+    working, held, left, peak = 0, {}, num_layers, 0
     runs = [0] * num_layers
     for k, action in enumerate(schedule.actions):
         match action:
@@ -118,10 +108,9 @@ def simulate(schedule: Schedule, costs: Sequence[float] | None = None) -> Tally:
             case Store(slot):
                 _require(0 <= slot < schedule.slots, k, action, f"there are {schedule.slots} slots")
                 held[slot] = working
-                stores += working > 0
             case Restore(slot):
                 _require(slot in held, k, action, f"held are {sorted(held)}")
-                working, restores = held[slot], restores + 1
+                working = held[slot]
             case Free(slot):
                 _require(slot in held, k, action, f"held are {sorted(held)}")
                 del held[slot]
@@ -132,8 +121,7 @@ def simulate(schedule: Schedule, costs: Sequence[float] | None = None) -> Tally:
         peak = max(peak, len(held))
     if left:
         raise ValueError(f"schedule: layers below {left} are never taken back")
-    cost = sum(n * w for n, w in zip(runs, weights))
-    return Tally(sum(runs), float(cost), stores, restores, peak, tuple(runs))
+    return Tally(sum(runs), peak, tuple(runs))
 
 
 def _require(holds: bool, k: int, action: Action, why: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jremat.policy.files import check_file, check_folder
 from scripts.flags import (
     BATCH,
     SMALL_MODEL,
@@ -30,8 +31,6 @@ from scripts.flags import (
     Specs,
     Stack,
     TargetNames,
-    check_file,
-    check_folder,
     read_bytes,
 )
 

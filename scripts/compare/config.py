@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jremat.estimator.config import TransformerConfig
+from jremat.policy.files import check_file
 from scripts.flags import (
     Attention,
     Batch,
@@ -17,7 +18,6 @@ from scripts.flags import (
     Seq,
     Specs,
     VocabSize,
-    check_file,
 )
 
 FEW = ("none", "full", "dots_saveable", "save_only_matmuls", "every_k:2")

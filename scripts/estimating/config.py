@@ -14,6 +14,7 @@ from jremat.estimator.parallel import Parallel
 from jremat.estimator.training_step import TrainingStep
 from jremat.planner.request import Request
 from jremat.policy import LayerPlan, Policy
+from jremat.policy.files import check_file, check_folder
 from models.config import get
 from scripts.flags import (
     BATCH,
@@ -33,8 +34,6 @@ from scripts.flags import (
     Seq,
     Specs,
     Stack,
-    check_file,
-    check_folder,
     dtype_on,
 )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jremat.policy.files import check_file, check_folder
 from scripts.benchmark.config import Case
 from scripts.flags import (
     BATCH,
@@ -22,8 +23,6 @@ from scripts.flags import (
     Plot,
     Seq,
     TargetName,
-    check_file,
-    check_folder,
     read_bytes,
 )
 

@@ -5,13 +5,12 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jremat.policy.files import write_json, write_whole
+from jremat.policy.files import probe, write_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,6 @@ def make_folder(path: Path) -> None:
             with contextlib.suppress(OSError):
                 made.rmdir()
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def probe(folder: Path) -> None:
-    """Write a byte in ``folder`` and take it away again; raises OSError where that can't be done."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"\0")
-        file.flush()
 
 
 def write_description(path: Path, data: Mapping[str, Any], resumed: bool) -> list[str]:

@@ -16,6 +16,7 @@ from jremat.estimator.config import TransformerConfig
 from jremat.graph import Flops
 from jremat.measure.memory import UNDONE, undone_on_cpu
 from jremat.policy import Policy
+from jremat.policy.files import check_file, probe
 from jremat.terminal.tables import human
 from models.config import get
 from models.remat import Remat, resolved
@@ -24,7 +25,7 @@ from scripts.training import snapshots
 from scripts.training.architecture import architecture
 from scripts.training.config import Run
 from scripts.training.data import Batches, open_corpus
-from scripts.training.files import Files, default_out, probe, read_description
+from scripts.training.files import Files, default_out, read_description
 from scripts.training.lint import findings
 from scripts.training.optimizer import optimizer
 from scripts.training.own import Own, changes
@@ -122,8 +123,7 @@ def prepare(run: Run, own: Own) -> Job:
 
     model = chosen.model(config)
     _check_disk(files.out, _num_bytes(state))
-    if run.json is not None:
-        _check_json(run.json)
+    check_file("json", run.json)
     step = train_step(model, adamw, run.seed)
     traced = jax.jit(step, donate_argnums=0).trace(state, tokens)
     undone = jax.default_backend() == "cpu" and undone_on_cpu(traced.jaxpr)
@@ -211,17 +211,6 @@ def _check_disk(out: Path, needed: int) -> None:
         raise ValueError(f"out: cannot write in {there}: {error.strerror}") from error
     if free < needed:
         raise ValueError(f"out: a snapshot needs {human(needed)}, {there} has {human(free)} free")
-
-
-def _check_json(path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"json: expected a file, got a folder: {path}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"json: no such folder: {path.absolute().parent}")
-    try:
-        probe(path.absolute().parent)
-    except OSError as error:
-        raise ValueError(f"json: cannot write in {path.absolute().parent}: {error.strerror}") from error
 
 
 def _num_bytes(state: State) -> int:

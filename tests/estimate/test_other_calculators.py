@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from jremat.estimator.config import TransformerConfig
-from jremat.estimator.other_calculators import FORMULAS, MIXED_PRECISION_BYTES, cookbook, llm_analysis, megatron
-from jremat.estimator.textbook import STATIC_BYTES, Shape, layer_bytes
+from jremat.estimator.other_calculators import cookbook, llm_analysis, megatron
+from jremat.estimator.textbook import Shape, layer_bytes
 
 CONFIG = TransformerConfig(
     vocab_size=100, num_layers=3, hidden=8, heads=2, kv_heads=2, head_dim=4, mlp_hidden=32, max_seq=4
@@ -33,9 +33,3 @@ def test_llm_analysis_by_hand():
     }
     fused = llm_analysis(replace(CONFIG, attention="blockwise"), B, S)
     assert fused["none"] == 3 * (layer + 2 * (2 * SBH + 4 * 2 * S * B)) + rest
-
-
-def test_their_bytes_a_parameter():
-    """The textbook's sixteen, but for a gradient in float32."""
-    assert sum(STATIC_BYTES.values()) + 2 == MIXED_PRECISION_BYTES
-    assert set(FORMULAS) == {"Megatron-LM", "EleutherAI cookbook", "llm-analysis"}

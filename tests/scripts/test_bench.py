@@ -60,7 +60,7 @@ def test_cases_are_every_combination_and_keys_tell_them_apart():
         (["--margin", "0.1"], "margin: only --largest-batch leaves a margin"),
         (["--profile", "x", "--target", "h200"], "profile: nothing runs on h200, which is not here"),
         (["--profile", "x", "--compile-only"], "profile: a step must run to be traced"),
-        (["--json", "/no/such/folder/x.json"], "json: the folder /no/such/folder does not exist"),
+        (["--json", "/no/such/folder/x.json"], "json: no such folder: /no/such/folder"),
         (["--bacth", "3"], "did you mean --batch"),
     ],
 )

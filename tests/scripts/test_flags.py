@@ -16,13 +16,13 @@ import pytest
 import jremat.__main__
 import jremat.command.explain as installed
 import policies.__main__
+from jremat.policy.files import check_file, check_folder
 from scripts import bench, compare_torch, estimate, explain, plan, train
 from scripts.benchmark.build import config_of
 from scripts.benchmark.config import Bench, cases
 from scripts.compare.config import Compare
 from scripts.estimating.config import Estimate, understood
 from scripts.explaining.config import Explain
-from scripts.flags import check_file, check_folder
 from scripts.planning.config import Planning
 from scripts.training.architecture import architecture
 from scripts.training.config import Run
@@ -199,7 +199,7 @@ def test_help_says_the_defaults(script, capsys):
 @pytest.mark.parametrize(("name", "there"), [*itertools.product(("json", "out"), (True, False))])
 def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, there, tmp_path):
     path = tmp_path if there else tmp_path / "no" / "rows.json"
-    said = "expected a file, got a folder" if there else "does not exist"
+    said = "expected a file, got a folder" if there else "no such folder"
     with pytest.raises(ValueError, match=f"{name}: .*{said}"):
         check_file(name, path)
     check_file(name, tmp_path / "rows.json")
@@ -211,7 +211,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work(flags, tmp_path,
     def refused(folder):
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))
 
-    monkeypatch.setattr("scripts.flags.probe", refused)  # root may write anywhere
+    monkeypatch.setattr("jremat.policy.files.probe", refused)  # root may write anywhere
     monkeypatch.setattr("scripts.plan.start_jax", lambda: pytest.fail("the work began"))
     assert plan.main(flags.format(tmp_path).split()) == 2
     name = flags.split()[0].removeprefix("--")
@@ -229,5 +229,5 @@ def test_a_folder_for_pictures_may_be_new_but_is_no_file(tmp_path):
 
 
 def test_what_is_no_regular_file_is_written_to_as_it_stands(monkeypatch):
-    monkeypatch.setattr("scripts.flags.probe", lambda folder: pytest.fail("nothing is put beside a device"))
+    monkeypatch.setattr("jremat.policy.files.probe", lambda folder: pytest.fail("nothing is put beside a device"))
     check_file("json", Path("/dev/null"))

@@ -37,7 +37,7 @@ REFUSED = {
     "cudnn on a processor": ("--target cpu --hbm 1GiB --attention cudnn", "attention: cudnn needs an NVIDIA GPU"),
     "measured elsewhere": ("--measure --target h200", "takes --target local"),
     "no such tag": ("--target cpu --hbm 1GiB --keep routr", "keep: expected tags of this function"),
-    "json nowhere": ("--json nowhere/out.json", "nowhere does not exist"),
+    "json nowhere": ("--json nowhere/out.json", "json: no such folder"),
 }
 
 

@@ -69,7 +69,7 @@ def test_both_sides_of_two_policies_agree_and_each_difference_is_explained(tmp_p
         (["--policies", "dots_savable"], "did you mean 'dots_saveable'"),
         (["--heads", "3"], "heads: expected a divisor of hidden=256, got 3"),
         (["--budgets", "1.5"], "budgets: expected shares from 0 to 1, got 1.5"),
-        (["--json", "/nowhere/at/all.json"], "the folder /nowhere/at does not exist"),
+        (["--json", "/nowhere/at/all.json"], "no such folder: /nowhere/at"),
         (["--stps", "3"], "did you mean --steps"),
     ],
 )

@@ -1,14 +1,13 @@
 """Schedules: their invariants, and their cost beside the optimum found another way."""
 
 import functools
-import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jremat.transform.reversal_schedule import Advance, Backward, Free, Restore, Schedule, Store, simulate, tables
-from jremat.transform.revolve import binomial, binomial_steps, multi_level, optimal, square_root, uniform
+from jremat.transform.revolve import binomial, binomial_steps
 
 LAYERS, SLOTS = 64, 8
 
@@ -49,56 +48,6 @@ def test_one_slot_costs_half_the_square(n):
 
 def test_slots_for_every_layer_cost_the_sweep_alone():
     assert all(simulate(binomial(n, n)).forward_steps == n - 1 for n in range(1, 20))
-
-
-@functools.cache
-def cheapest(costs: tuple[int, ...], slots: int) -> int:
-    """Least cost of reversing by trying every place, for costs that differ."""
-    if len(costs) == 1:
-        return 0
-    if slots == 1:
-        return sum(costs[:-1]) + cheapest(costs[:-1], 1)
-    return min(
-        sum(costs[:m]) + cheapest(costs[m:], slots - 1) + cheapest(costs[:m], slots) for m in range(1, len(costs))
-    )
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=10), st.integers(1, 4))
-def test_unequal_layers_cost_the_least(costs, slots):
-    tally = simulate(optimal(costs, slots), costs)
-    assert tally.forward_cost == cheapest(tuple(costs), slots)
-    assert tally.peak_slots <= slots
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 8])
-def test_equal_layers_are_a_case_of_unequal_ones(slots):
-    for n in (1, 5, 23, LAYERS):
-        assert simulate(optimal([1.0] * n, slots)).forward_steps == binomial_steps(n, slots)
-
-
-@pytest.mark.parametrize(("n", "period"), [(16, 4), (17, 4), (15, 4), (5, 5), (5, 9), (7, 1)])
-def test_uniform_by_hand(n, period):
-    groups = math.ceil(n / period)
-    tally = simulate(uniform(n, period))
-    assert tally.forward_steps == n - 1 + (groups - 1) * (period - 1)
-    assert tally.peak_slots <= groups + max(period - 2, 0)
-    assert max(tally.runs) <= 2
-
-
-def test_square_root_is_near_two_roots():
-    for n in (1, 9, 16, 50, 64, 96):
-        assert simulate(square_root(n)).peak_slots <= 2 * math.ceil(math.sqrt(n))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 4))
-def test_two_levels_by_their_intervals(n, period, slots):
-    """Every interval but the last is swept first; then each is reversed from its outer state, as in one level."""
-    tally = simulate(multi_level(n, period, slots))
-    intervals = [min(period, n - start) for start in range(0, n, period)]
-    assert tally.forward_steps == sum(binomial_steps(k, slots + 1) for k in intervals) + sum(intervals[:-1])
-    assert tally.peak_slots <= len(intervals) + slots
 
 
 @settings(max_examples=60, deadline=None)
@@ -148,11 +97,3 @@ def test_bad_numbers_are_named():
         binomial(4, 0)
     with pytest.raises(ValueError, match="num_layers: expected at least 1, got 0"):
         binomial_steps(0, 2)
-    with pytest.raises(ValueError, match="period: expected at least 1, got 0"):
-        uniform(4, 0)
-    with pytest.raises(ValueError, match="slots: expected 0 or more, got -1"):
-        multi_level(4, 2, -1)
-    with pytest.raises(ValueError, match="costs: expected none negative, got -1"):
-        optimal([1, -1], 2)
-    with pytest.raises(ValueError, match="costs: expected one per layer, 3, got 2"):
-        simulate(binomial(3, 2), [1, 1])
