@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "jremat.planner": {*_MODEL, "jremat.transform", "jremat.measure"},
     "jremat.fitting": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.planner"},
     "jremat.check": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.planner"},
-    "jremat.oom": {*_MODEL, "jremat.transform", "jremat.measure"},
+    "jremat.oom": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.fitting"},
     "jremat.report": {*_MODEL, "jremat.transform", "jremat.terminal"},
     "jremat": {*_MODEL, "jremat.transform", "jremat.measure", "jremat.planner", "jremat.check", "jremat.report"}
     | {"jremat.quiet_cuda", "jremat.fitting", "jremat.oom", "jremat.apply_to_model"},

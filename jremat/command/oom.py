@@ -32,6 +32,8 @@ class Oom:
     takes a policy, full remat is tried as a cure."""
     args: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ARG …", help_behavior_hint="(optional)")] = ()
     """The step's arguments: dtype[shape] for an array, `key` for a random key, Python's spelling for pytrees."""
+    against: Annotated[Path | None, tyro.conf.arg(metavar="REPORT", help_behavior_hint="(optional)")] = None
+    """An earlier report: show what grew since, by name."""
     target: str = "local"
     """What the step is compiled for, such as h100, h200x8 or v5e."""
     json: Json = None
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None) -> int:
     from jremat.command.target import called, function_at, what
     from jremat.oom import diagnose
     from jremat.oom.diagnosis import takes_policy
+    from jremat.oom.growth import growth
+    from jremat.oom.read import read_dump
 
     if flags.step:
         step = function_at(flags.step)
@@ -65,7 +69,9 @@ def main(argv: Sequence[str] | None) -> int:
             return fail(PROGRAM, f"step: tracing {flags.step} raised {what(error)}")
     else:
         found = diagnose(flags.report)
-    print(found)
+    compared = growth(read_dump(flags.against), found.dump) if flags.against else None
+    print(compared or found)
     if flags.json:
-        write_json(flags.json, asdict(found) | {"by_kind": found.by_kind})
+        figures = asdict(found) | {"by_kind": found.by_kind}
+        write_json(flags.json, figures | ({"changes": [asdict(c) for c in compared.changes]} if compared else {}))
     return 0

@@ -131,14 +131,32 @@ def _saved_residuals(dump: Dump) -> Iterator[Cause]:
     layers = largest.shape[0] if "while" in largest.what and len(largest.shape) > 2 else 0
     stacked = f", the largest stacked over {layers} layers" if layers else ""
     each = ", ".join(dict.fromkeys(_name(b) for b in saved[:6]))
+    spec, freed = _dropping(saved)
     yield Cause(
         "saved-residuals",
         f"values of the forward pass are saved for the backward pass in {_count(saved)}{stacked}: {each}",
         sum(b.nbytes for b in saved),
-        sum(b.nbytes for b in saved),
-        "rematerialize the layers, jremat.remat(block, policies.get('full')), or let jremat.fit choose what is saved",
+        freed,
+        f"rematerialize the layers, jremat.remat(block, policies.get({spec!r})), or let jremat.fit choose what is "
+        "saved",
         largest.source,
     )
+
+
+def _dropping(saved: Sequence[Buffer]) -> tuple[str, int]:
+    """The policy that drops most of what is saved for the least recompute, and its bytes.
+
+    Values with names are dropped by them; without, all but outputs of matmuls, where that frees half.
+    """
+    total = sum(b.nbytes for b in saved)
+    tags = dict.fromkeys(b.tag for b in saved if b.tag)
+    named = sum(b.nbytes for b in saved if b.tag)
+    if 2 * named >= total:
+        return f"but:{','.join(map(str, tags))}", named
+    cheap = sum(
+        b.nbytes for b in saved if not re.search(r"dot_general|conv_general|gemm|cublas", b.what + b.instruction)
+    )
+    return ("dots_saveable", cheap) if 2 * cheap >= total else ("full", total)
 
 
 def _logits(dump: Dump) -> Iterator[Cause]:

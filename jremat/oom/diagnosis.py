@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jremat.measure.buffers import Buffer
-from jremat.measure.compile import as_jitted
 from jremat.measure.memory import compiled_memory
 from jremat.measure.memory_analysis import Memory
+from jremat.measure.targets import target as find_target
 from jremat.oom.causes import Cause, find_causes, kind_of, shapes_of_arguments
+from jremat.oom.cures import Cure, Subject, cures
 from jremat.oom.dump import Dump
 from jremat.oom.read import read_dump
-from jremat.policy import FULL, NONE
+from jremat.policy import NONE
 from jremat.policy.shown import aligned, filled, human
 
 _LISTED = 10
@@ -29,7 +31,7 @@ class Diagnosis:
     Attributes:
         dump: what was read, or compiled.
         causes: largest first.
-        proofs: slug, and the compiled peak with that cause's cure, where the step was given and the cure applies.
+        cures: changes of the step that free memory, compiled, where it was given; the least time first.
         memory: of the step as it is, where it was given.
 
     >>> from jremat.oom import Cause, Dump
@@ -44,7 +46,7 @@ class Diagnosis:
 
     dump: Dump
     causes: tuple[Cause, ...]
-    proofs: tuple[tuple[str, int], ...] = ()
+    cures: tuple[Cure, ...] = ()
     memory: Memory | None = None
 
     @property
@@ -72,15 +74,10 @@ class Diagnosis:
             parts += ["", f"alive at the peak, by kind{part}", kinds]
             parts += ["", "the largest", aligned([_row(b, self.dump) for b in d.buffers[:_LISTED]], right=[0])]
         parts += ["", "causes, largest first" if self.causes else "no cause found among what the report lists"]
-        proofs = dict(self.proofs)
-        for number, cause in enumerate(self.causes, 1):
-            parts.append(filled(f"{number}. {cause.text}", "   "))
-            if cause.slug in proofs and self.memory:
-                saved = self.memory.peak_bytes - proofs[cause.slug]
-                label = self.memory.label
-                parts.append(
-                    filled(f"   with that cure the peak is {human(proofs[cause.slug])}, {human(saved)} less ({label})")
-                )
+        parts += [filled(f"{number}. {cause.text}", "   ") for number, cause in enumerate(self.causes, 1)]
+        if self.cures and self.memory:
+            parts += ["", f"cures, the least time first ({self.memory.label})"]
+            parts.append(aligned([("peak", "freed", "time", ""), *map(_cure_row, self.cures)], right=[0, 1, 2]))
         return "\n".join(part for part in parts if part is not None)
 
     __repr__ = __str__
@@ -93,6 +90,11 @@ def _row(buffer: Buffer, dump: Dump) -> tuple[str, ...]:
     return human(buffer.nbytes), kind_of(buffer, shapes_of_arguments(dump)), shape, what, buffer.source
 
 
+def _cure_row(cure: Cure) -> tuple[str, ...]:
+    time = "?" if cure.seconds is None else f"{cure.seconds * 1e3:.3g} ms"
+    return human(cure.peak_bytes), human(cure.freed_bytes), time, cure.what
+
+
 def diagnose(
     dump: Path | str | None = None, step: Callable[..., Any] | None = None, *args: Any, target: Any = "local"
 ) -> Diagnosis:
@@ -103,13 +105,15 @@ def diagnose(
             or its folder, a device memory profile of JAX, the JSON of XProf's memory viewer; None: ``step`` alone.
         step: the function that ran out of memory, compiled again for ``target``, never run; None: the report alone.
             Without ``args``, it may be a function of ``policy`` that returns the step under it and its arguments, as
-            ``jremat.plan`` takes it: the step without remat is read, and full remat is tried as a cure.
+            ``jremat.plan`` takes it: the step without remat is read, and policies are tried as cures. A function that
+            returns one number is a loss: its value and gradient by its first argument is the step, and ``jremat.fit``
+            is tried, with three quarters of the peak where that fits the device already.
         args: of ``step``, arrays or ``jax.ShapeDtypeStruct``, in any pytrees.
         target: see ``jremat.measure.target``.
 
     Returns:
-        Bytes by kind, causes with their cures, and compiled peaks where a cure could be tried on ``step``: donation,
-        and full remat where it takes a policy.
+        Bytes by kind, causes, and cures with their compiled peaks where they can be tried on ``step``: donation, a
+        policy, a plan, half of the batch, and a larger share of a GPU for the allocator.
 
     Raises:
         ValueError: neither of the two, or a report that is none.
@@ -118,8 +122,8 @@ def diagnose(
     >>> import jax.numpy as jnp
     >>> sgd = lambda w: w - 0.1 * jax.grad(lambda w: jnp.sin(w).sum())(w)
     >>> found = diagnose(None, sgd, jax.ShapeDtypeStruct((1 << 20,), jnp.float32), target="cpu")
-    >>> found.causes[0].slug, dict(found.proofs)["not-donated"] < found.memory.peak_bytes
-    ('not-donated', True)
+    >>> found.causes[0].slug, found.cures[0].what, found.cures[0].freed_bytes > 0
+    ('not-donated', 'jax.jit(step, donate_argnums=(0,))', True)
     """
     if step is None:
         if dump is None:
@@ -127,11 +131,14 @@ def diagnose(
         read = read_dump(dump)
         return Diagnosis(read, find_causes(read))
     report = read_dump(dump) if dump is not None else None
-    under = None
+    under = loss = None
     if not args and takes_policy(step):
         under = step
         step, args = under(NONE)
-    found = compiled_memory(step, *args, target=target, num_buffers=200)
+    elif _is_loss(step, args):
+        loss, step = step, jax.value_and_grad(step)
+    kind = find_target(target)
+    found = compiled_memory(step, *args, target=kind, num_buffers=200)
     compiled = Dump(
         f"the step, {found.label}" if "compiled" in found.label else f"the step, compiled for {found.label}",
         found.buffers,
@@ -145,16 +152,19 @@ def diagnose(
         compiled = replace(compiled, requested_bytes=report.requested_bytes, in_use_bytes=report.in_use_bytes)
     why = find_causes(compiled)
     slugs = {cause.slug for cause in why}
-    proofs = []
-    if "not-donated" in slugs and (places := _replaced(step, args)):
-        donating = jax.jit(lambda *given: as_jitted(step, given)[0](*given), donate_argnums=places)
-        proofs.append(("not-donated", compiled_memory(donating, *args, target=target, num_buffers=0).peak_bytes))
-    if "saved-residuals" in slugs and under:
-        rematted, rematted_args = under(FULL)
-        proofs.append(
-            ("saved-residuals", compiled_memory(rematted, *rematted_args, target=target, num_buffers=0).peak_bytes)
-        )
-    return Diagnosis(compiled, why, tuple(proofs), found)
+    room = found.hbm_bytes if found.hbm_bytes and found.peak_bytes > found.hbm_bytes else found.peak_bytes * 3 // 4
+    subject = Subject(step, args, found, kind, under, loss, room)
+    return Diagnosis(compiled, why, cures(subject, "not-donated" in slugs, bool(slugs & _OF_ACTIVATIONS)), found)
+
+
+_OF_ACTIVATIONS = {"saved-residuals", "float32-residuals", "logits", "attention-scores"}
+"""Causes that a policy, a plan or a smaller batch can cure."""
+
+
+def _is_loss(step: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function returns one floating-point number, and so is a loss and no step."""
+    out = jax.tree.leaves(jax.eval_shape(step, *args))
+    return len(out) == 1 and out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
 
 
 def takes_policy(step: Callable[..., Any]) -> bool:
@@ -163,17 +173,3 @@ def takes_policy(step: Callable[..., Any]) -> bool:
         return [*inspect.signature(step).parameters] == ["policy"]
     except (TypeError, ValueError):  # a builtin
         return False
-
-
-def _replaced(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Places of the arguments for each of whose arrays the step returns one of the same shape and dtype."""
-    key = lambda leaf: (leaf.shape, leaf.dtype)
-    left = [key(leaf) for leaf in jax.tree.leaves(jax.eval_shape(step, *args))]
-    places = []
-    for place, arg in enumerate(args):
-        wanted = [key(leaf) for leaf in jax.tree.leaves(arg) if hasattr(leaf, "dtype")]
-        if wanted and all(wanted.count(one) <= left.count(one) for one in wanted):
-            places.append(place)
-            for one in wanted:
-                left.remove(one)
-    return tuple(places)

@@ -1,5 +1,6 @@
 """The planted cause is the first that is named, in every form of report, and its cure lowers the compiled peak."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -7,8 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import jremat
+from jremat.__main__ import main
 from jremat.measure import compiled_memory
 from jremat.oom import find_causes, read_dump
+from jremat.oom.cures import accumulated
 from tests.oom.planted_steps import PLANTED, planted
 
 
@@ -27,33 +30,60 @@ def test_the_planted_cause_is_named_first(name, target, tmp_path):
 def test_donation_is_proved_by_a_compile():
     case = planted("not_donated", "h200")
     found = jremat.diagnose(None, case.step, *case.args, target="h200")
-    saved = found.memory.peak_bytes - dict(found.proofs)["not-donated"]
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(case.args[0]))
+    cure = found.cures[0]
     # Not all of it: without donation XLA puts temporaries where the results come to stand.
-    assert found.causes[0].slug == "not-donated" and state / 2 < saved <= state
+    assert found.causes[0].slug == "not-donated" and state / 2 < cure.freed_bytes <= state
+    assert cure.what == "jax.jit(step, donate_argnums=(0,))" and cure.seconds == 0.0
 
 
-def test_full_remat_is_proved_where_the_step_takes_a_policy():
-    layers, width = 6, 64
+def test_policies_and_half_of_the_batch_are_proved_where_the_step_takes_a_policy():
+    layers, width, tokens = 6, 64, 4096
 
     def step(policy):
         run = jremat.stack(lambda w, x: x + jnp.sin(jnp.tanh(x @ w)), policy, num_layers=layers)
         shapes = (
             jax.ShapeDtypeStruct((layers, width, width), jnp.float32),
-            jax.ShapeDtypeStruct((4096, width), jnp.float32),
+            jax.ShapeDtypeStruct((tokens, width), jnp.float32),
         )
         return jax.jit(jax.grad(lambda w, x: run(w, x).sum())), shapes
 
     found = jremat.diagnose(None, step, target="h200")
     assert found.causes[0].slug == "saved-residuals"
-    activation = 4096 * width * 4
-    proof = dict(found.proofs)["saved-residuals"]
-    assert found.memory.peak_bytes - proof > 0.8 * layers * activation  # a value of each layer at least
-    assert compiled_memory(*_unpack(step(jremat.FULL)), target="h200").peak_bytes == proof
+    by_name = {cure.what: cure for cure in found.cures}
+    activation = tokens * width * 4
+    full, offload = by_name["policies.get('full')"], by_name["policies.get('offload_dots')"]
+    assert full.freed_bytes > 0.8 * layers * activation  # a value of each layer at least
+    rematted, shapes = step(jremat.FULL)
+    assert compiled_memory(rematted, *shapes, target="h200").peak_bytes == full.peak_bytes
+    matmuls = layers * 2 * tokens * width**2
+    assert full.seconds == pytest.approx(
+        matmuls / jremat.measure.target("h200").chip.matmul_flops_per_second("float32")
+    )
+    assert offload.seconds > by_name["policies.get('dots_saveable')"].seconds == 0.0
+    [half] = [cure for cure in found.cures if "half of the batch" in cure.what]
+    assert half.freed_bytes > 0.4 * (found.memory.peak_bytes - layers * width**2 * 4)
+    assert [cure.seconds for cure in found.cures] == sorted(cure.seconds for cure in found.cures)
 
 
-def _unpack(step):
-    return step[0], *step[1]
+def test_a_plan_and_micro_batches_are_proved_where_the_loss_is_given():
+    def loss(ws, x):
+        for w in ws:
+            x = jnp.sin(jnp.tanh(x @ w))
+        return (x**2).mean()
+
+    ws, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 12, jax.ShapeDtypeStruct((4096, 64), jnp.float32)
+    found = jremat.diagnose(None, loss, ws, x, target="h200")
+    plan, micro = (next(c for c in found.cures if word in c.what) for word in ("jremat.fit", "micro-batches"))
+    assert plan.peak_bytes <= 0.75 * found.memory.peak_bytes and plan.seconds > 0
+    assert micro.freed_bytes > 0.3 * found.memory.peak_bytes
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    loss = lambda w, x: jnp.sin(x @ w).mean()
+    w, x = jnp.linspace(0, 1, 8), jnp.arange(32.0).reshape(4, 8)
+    for one, other in zip(accumulated(loss, (1,))(w, x), jax.value_and_grad(loss)(w, x)):
+        assert jnp.allclose(one, other, rtol=1e-5)
 
 
 def test_kinds_add_up_to_what_xla_allocates():
@@ -81,3 +111,27 @@ def test_a_profile_of_the_device_names_the_line(tmp_path):
 def test_neither_report_nor_step():
     with pytest.raises(ValueError, match="dump: expected a report"):
         jremat.diagnose()
+
+
+def test_what_grew_between_two_programs_is_named(tmp_path, capsys):
+    def step(tokens, wide):
+        def loss(w, x):
+            hidden = jnp.tanh(jax.ad_checkpoint.checkpoint_name(x @ w["up"], "mlp_up"))
+            return ((hidden @ w["down"]) ** 2).mean()
+
+        w = {"up": jax.ShapeDtypeStruct((32, wide), "float32"), "down": jax.ShapeDtypeStruct((wide, 32), "float32")}
+        return jax.jit(jax.grad(loss)), w, jax.ShapeDtypeStruct((tokens, 32), "float32")
+
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder, wide in zip(folders, (64, 256)):
+        options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_proto": True}
+        compiled_memory(*step(2048, wide), target="h200", num_buffers=0, compiler_options=options)
+    assert main(["oom", str(folders[1]), "--against", str(folders[0]), "--json", str(tmp_path / "grown.json")]) == 0
+    changes = json.loads((tmp_path / "grown.json").read_text())["changes"]
+    assert {change["kind"] for change in changes} >= {"saved residuals", "parameters"}
+    largest = changes[0]
+    assert largest["kind"] == "saved residuals" and largest["after_bytes"] == 4 * largest["before_bytes"]
+    shown = capsys.readouterr().out
+    assert "more" in shown and "test_diagnosis.py" in shown
+    assert main(["oom", str(folders[0]), "--against", str(folders[0])]) == 0
+    assert "0 B more" in capsys.readouterr().out

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
-from jremat.oom import find_causes
+import policies
+from jremat.measure.buffers import Buffer
+from jremat.oom import Dump, find_causes
 from jremat.oom.read import read_bytes
 from tests.oom.reports import BFC, GPU_LOGITS, GPU_SMALL, REPORTS, TPU_PADDED, TPU_SCORES, VIEWER
 
@@ -84,3 +86,21 @@ def _read_or_one_line(data):
         assert "\n" not in str(error) and str(error).startswith("dump: ")
     else:
         find_causes(found)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "policy", "freed"),
+    [
+        ((("dot_general", None), ("dot_general", None), ("tanh", None)), "full", 3),
+        ((("dot_general", None), ("tanh", None), ("sin", None)), "dots_saveable", 2),
+        ((("dot_general", "mlp_up"), ("tanh", "mlp_act"), ("sin", None)), "but:mlp_up,mlp_act", 2),
+    ],
+)
+def test_the_policy_that_drops_what_is_saved_is_named(buffers, policy, freed):
+    saved = tuple(
+        Buffer(GIB, "temp", "float32", (8, 64), f"jit(f)/jvp()/while/body/{operation}", "", tag, "fusion")
+        for operation, tag in buffers
+    )
+    cause = find_causes(Dump("a program", saved))[0]
+    assert f"policies.get('{policy}')" in cause.cure and cause.freed_bytes == freed * GIB
+    policies.get(policy)  # is a policy
