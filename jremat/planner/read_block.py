@@ -16,6 +16,7 @@ from jremat.graph.evaluate import evaluate
 from jremat.graph.flops import flops
 from jremat.graph.residuals import read_residuals
 from jremat.graph.trace import Program, capture, graph_of
+from jremat.graph.two_passes import OF_FORMAT
 from jremat.jax_internals import remat3_is_on, tagged_name
 from jremat.planner.plan_arguments import checked_costs
 from jremat.planner.problem import Link, Node, Outcome, Problem
@@ -49,8 +50,8 @@ class Block:
     def outcome(self, policy: Policy) -> Outcome:
         """What a policy comes to, under the same costs as the planner's own choices.
 
-        Of one that keeps values inside loops, bytes and matmuls are counted on its own program, and its time is the
-        time of the rest with that of the matmuls put in.
+        Of one that keeps values inside loops or compresses, bytes and matmuls are counted on its own program, and its
+        time is the time of the rest with that of the matmuls put in; packing is not timed.
 
         Raises:
             ValueError: a selector of the policy matches nothing in the block.
@@ -58,9 +59,11 @@ class Block:
         if policy.keeps_everything:
             return self.problem.outcome(self.problem.marks, by_default=True)
         decisions = decisions_for(self.program, policy, strict=True)
-        if self.within_loops.isdisjoint(decisions.saved | decisions.offloaded):
-            return self.problem.outcome(decisions.saved, decisions.offloaded)
-        rest = self.problem.outcome(decisions.saved, decisions.offloaded, by_default=True)
+        saved = frozenset(mark.partition(OF_FORMAT)[0] for mark in decisions.saved)  # packed or not
+        in_loops = not self.within_loops.isdisjoint(saved | decisions.offloaded)
+        rest = self.problem.outcome(saved, decisions.offloaded, by_default=in_loops)
+        if not in_loops and not decisions.packed:
+            return rest
         again, kept_bytes = _counted(self.program, policy)
         seconds_a_flop = self.forward_seconds / max(self.forward_flops, 1)
         return replace(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 import jremat
 import policies
@@ -241,6 +242,33 @@ class TestTransformations:
                 ("up", B * F),
                 ("up", B * 4),
             ]
+
+    def test_in_a_shard_map(self):
+        f = jremat.checkpoint(mlp, policies.get("fp8:up,gate"))
+        rows, whole = PartitionSpec("devices"), PartitionSpec()
+        mesh = Mesh(np.array(jax.devices()[:1]), ("devices",))
+        sharded = jax.shard_map(f, mesh=mesh, in_specs=(rows, whole, whole, whole), out_specs=rows)
+        gradient = lambda f: jax.jit(jax.grad(lambda x: loss(f, x, *WEIGHTS)))(X)
+        assert worst_error(gradient(sharded), gradient(f)) < 0.01
+
+    def test_under_remat3(self):
+        jax.config.update("jax_remat3", True)
+        try:
+            assert kept("fp8:up,gate") == UP_BYTES * (1 + 2 / 128)
+        finally:
+            jax.config.update("jax_remat3", False)
+
+    def test_beside_a_plan(self):
+        """The planner doesn't choose it, and counts its bytes where it is asked to."""
+        weights = [w[:64, :64] for w in WEIGHTS]
+        block = lambda ws, x: x + mlp(x, *ws)
+        options = jremat.PlanOptions(also=[policies.get("save:up,gate"), policies.get("fp8:up,gate")])
+        found = jremat.plan(
+            block, weights, X[:, :64], num_layers=4, hbm_bytes="1GiB", target="cpu", compiles=0, options=options
+        )
+        saved, packed = found.beside
+        assert packed.kept_bytes - saved.kept_bytes == 4 * 2 * 64 * 64 * (1 + 2 / 64 - 2)
+        assert packed.recompute_flops == saved.recompute_flops
 
 
 class TestRefusals:
