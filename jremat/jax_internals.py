@@ -99,7 +99,7 @@ def read_by_derivative(eqn: Any) -> Any:
     """The inside of an operation with a derivative rule of its own as the rule computes it, or None without a rule.
 
     The outputs are those of the operation. Names that stand in the operation alone are not in it, names that stand in
-    the rule alone are: JAX hears the latter.
+    the rule alone are: JAX sees the latter.
     """
     name, params = eqn.primitive.name, eqn.params
     if name not in (CUSTOM_VJP, CUSTOM_JVP):

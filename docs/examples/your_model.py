@@ -12,7 +12,7 @@ every value, and why it is kept:
         --args "{'up': f32[256,1024], 'down': f32[1024,256]}" 'f32[512,256]'
 
 The first explains the model as it is written here. The second puts a policy on a function of one layer: a policy
-belongs to a layer, since around a whole model it would make all layers again at once.
+belongs to a layer, since around a whole model it would recompute all layers at once.
 """
 
 import flax.linen as nn

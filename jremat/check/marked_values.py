@@ -48,7 +48,7 @@ class Tap:
         shape: of one copy.
         dtype: its NumPy name.
         source: the user's line.
-        again: whether remat made it again, or the first run did.
+        again: whether remat recomputed it, or the first run made it.
         loops: how many axes, one for each loop around it, stand before its own.
     """
 

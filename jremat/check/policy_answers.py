@@ -42,15 +42,15 @@ def on_name(policy: Any, name: str) -> Decision:
     return decision_on(policy, primitives.name_p, [jax.ShapeDtypeStruct((), jnp.float32)], {"name": name})
 
 
-def names_heard(policy: Any) -> dict[str, Decision]:
+def decisions_by_name(policy: Any) -> dict[str, Decision]:
     """The tags that a policy speaks of, each with what it says.
 
     The words that a policy holds (in its fields, its closure, its code) are tried on it one by one: a word is a name
     to it if it answers otherwise than to a name that nobody bears.
 
-    >>> sorted(names_heard(jax.checkpoint_policies.save_only_these_names("a", "b")))
+    >>> sorted(decisions_by_name(jax.checkpoint_policies.save_only_these_names("a", "b")))
     ['a', 'b']
-    >>> names_heard(lambda prim, *_, **params: params.get("name") == "mine")
+    >>> decisions_by_name(lambda prim, *_, **params: params.get("name") == "mine")
     {'mine': <Decision.SAVE: 'save'>}
     """
     if policy is None:

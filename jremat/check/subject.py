@@ -14,7 +14,7 @@ from jremat.graph.differentiate import inexact_places, is_inexact, kept_by_pullb
 from jremat.graph.flops import FlopCount, Flops, flops
 from jremat.graph.graph import Graph
 from jremat.graph.inlined import inlined
-from jremat.graph.peak import Peak, predicted_memory
+from jremat.graph.peak import PredictedMemory, predicted_memory
 from jremat.graph.residuals import Residuals, read_residuals
 from jremat.graph.trace import capture
 from jremat.jax_internals import CUSTOM_JVP, bind, is_ref, live
@@ -91,7 +91,7 @@ class Subject:
         return flops(self.step, *self.avals)
 
     @cached_property
-    def peak(self) -> Peak:
+    def peak(self) -> PredictedMemory:
         """The memory of ``step``, predicted."""
         return predicted_memory(self.step, *self.avals)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jremat.command.output import Output, Subject, present
+from jremat.command.output import ExplainedFunction, Output, present
 from jremat.terminal.command_line import command, fail, parse
 
 PROGRAM = "jremat explain"
@@ -72,7 +72,7 @@ def as_written(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 def subject_under(
     flags: Explain, spec: str | None, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Subject:
+) -> ExplainedFunction:
     """The function under one policy: alone, or as a stack.
 
     Raises:
@@ -104,7 +104,7 @@ def subject_under(
         forward = jremat.checkpoint(f, policy)
     name = flags.function + (f", {flags.layers} layers" if flags.layers else "")
     step, step_args = gradient_step(forward, args, kwargs)
-    return Subject(name, forward, args, kwargs, policy, flags.layers or None, step, step_args, (), written)
+    return ExplainedFunction(name, forward, args, kwargs, policy, flags.layers or None, step, step_args, (), written)
 
 
 def stacked(tree: Any, num_layers: int) -> Any:

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 def _page(flags: Fit, fitted, args, kwargs) -> None:
     """The page of a fitted function."""
-    from jremat.command.output import Subject, policy_view
+    from jremat.command.output import ExplainedFunction, policy_view
     from jremat.command.step import gradient_step
     from jremat.policy.files import write_whole
     from jremat.report.page import page
@@ -101,7 +101,10 @@ def _page(flags: Fit, fitted, args, kwargs) -> None:
     assert flags.html is not None, "asked for"
     step, step_args = gradient_step(fitted, args, kwargs)
     title = f"{flags.function}, fitted"
-    write_whole(flags.html, page(title, policy_view(Subject(title, fitted, args, kwargs, None, None, step, step_args))))
+    write_whole(
+        flags.html,
+        page(title, policy_view(ExplainedFunction(title, fitted, args, kwargs, None, None, step, step_args))),
+    )
 
 
 def _picture(flags: Fit, fitted) -> None:

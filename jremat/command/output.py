@@ -43,7 +43,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExplainedFunction:
     """One function under one policy, ready to be explained.
 
     Args:
@@ -71,7 +71,7 @@ class Subject:
     written: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
 
-def present(subject: Subject, against: Subject | None, output: Output) -> None:
+def present(subject: ExplainedFunction, against: ExplainedFunction | None, output: Output) -> None:
     """Explain one subject, or two side by side, on stdout and in the files asked for."""
     from jremat.report import explained
     from jremat.report.page import page
@@ -106,17 +106,17 @@ def present(subject: Subject, against: Subject | None, output: Output) -> None:
         show(screen, f"page         {output.html}", indent=13)
 
 
-def policy_view(subject: Subject) -> "PolicyView":
+def policy_view(subject: ExplainedFunction) -> "PolicyView":
     """A subject's values and the timeline of its step."""
     from jremat.graph.arguments import take_apart
     from jremat.graph.peak import predicted_memory
     from jremat.report.explain import explain_call
-    from jremat.report.kept_reasons import Rules
+    from jremat.report.kept_reasons import PolicyRules
     from jremat.report.page import PolicyView
     from jremat.report.timeline import timeline
 
     call = take_apart(subject.forward, subject.args, subject.kwargs)
-    found = explain_call(call, Rules(subject.rules, subject.num_layers))
+    found = explain_call(call, PolicyRules(subject.rules, subject.num_layers))
     peak = predicted_memory(subject.step, *subject.step_args, donate=subject.donated)
     return PolicyView(found, timeline(peak, found, updates=bool(subject.donated)))
 
@@ -125,7 +125,7 @@ def _figures(view: "PolicyView") -> dict[str, Any]:
     return view.found.to_dict() | {"timeline": view.timeline.to_dict()}
 
 
-def lint(subject: Subject) -> Sequence[Any]:
+def lint(subject: ExplainedFunction) -> Sequence[Any]:
     """The findings of ``jremat.lint``."""
     import jremat
 

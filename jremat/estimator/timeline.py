@@ -12,7 +12,7 @@ import numpy as np
 
 from jremat.estimator.ledger import PHASES, Part, Phase
 from jremat.graph.letters import Polynomial, Size, bytes_of
-from jremat.graph.peak import Peak, PeakBuffer
+from jremat.graph.peak import PeakBuffer, PredictedMemory
 
 Role = str
 """What a buffer is to ZeRO: ``weights``, ``optimizer state``, ``gradients``, or nothing that replicas can share out."""
@@ -39,7 +39,7 @@ class Held:
     dies: int
 
 
-class Timeline:
+class SymbolicTimeline:
     """The buffers of a program at every step.
 
     Args:
@@ -52,7 +52,7 @@ class Timeline:
 
     def __init__(
         self,
-        peak: Peak,
+        peak: PredictedMemory,
         arguments: Mapping[str, tuple[Part, str, Role]],
         layers: Size,
         chunked: bool,
@@ -98,7 +98,7 @@ class Timeline:
         return tuple(held for held in self.held if held.born <= step <= held.dies)
 
 
-def _phases(peak: Peak, chunked: bool) -> Sequence[Phase]:
+def _phases(peak: PredictedMemory, chunked: bool) -> Sequence[Phase]:
     """The phase of each step; kernels without a scope between two of the backward pass are its own."""
     phases = [moment.phase for moment in peak.timeline]
     named = [k for k, phase in enumerate(phases) if phase != "update"]
@@ -115,7 +115,7 @@ def _phases(peak: Peak, chunked: bool) -> Sequence[Phase]:
     return phases  # type: ignore[return-value]
 
 
-def _in_mlp(peak: Peak, phases: Sequence[Phase]) -> np.ndarray:
+def _in_mlp(peak: PredictedMemory, phases: Sequence[Phase]) -> np.ndarray:
     """Which steps are of the backward pass of an MLP, by its scope; all of the layers' where none has it."""
     inside, found = False, []
     for moment, phase in zip(peak.timeline, phases):

@@ -14,7 +14,7 @@ from jremat.estimator.collectives import Spread
 from jremat.estimator.ledger import PHASES, Ledger, Line, Part
 from jremat.estimator.parallel import Parallel
 from jremat.estimator.step import train_step
-from jremat.estimator.timeline import Held, Term, Timeline
+from jremat.estimator.timeline import Held, SymbolicTimeline, Term
 from jremat.graph.arguments import take_apart
 from jremat.graph.flops import count_in
 from jremat.graph.letters import Polynomial, Size, at
@@ -67,16 +67,16 @@ class Traced:
         shapes = (size for v in self.program.jaxpr.invars for size in getattr(v.aval, "shape", ()))
         return frozenset(letter for size in shapes for letter in Polynomial.of(size).letters)
 
-    def timeline(self, numbers: Mapping[str, int], jax_version: str) -> Timeline:
+    def timeline(self, numbers: Mapping[str, int], jax_version: str) -> SymbolicTimeline:
         """What is alive at each step, in the order that these numbers give."""
         return _timeline(self, tuple(sorted(numbers.items())), jax_version)
 
 
 @functools.lru_cache(maxsize=256)
-def _timeline(traced: Traced, numbers: tuple[tuple[str, int], ...], jax_version: str) -> Timeline:
+def _timeline(traced: Traced, numbers: tuple[tuple[str, int], ...], jax_version: str) -> SymbolicTimeline:
     program = replace(traced.program, jaxpr=at(traced.program.jaxpr, dict(numbers)))
     layers = Size(traced.num_layers, Polynomial.of_text("L"))
-    return Timeline(peak_in(program, (), jax_version), _ARGUMENTS, layers, traced.chunked, traced.results)
+    return SymbolicTimeline(peak_in(program, (), jax_version), _ARGUMENTS, layers, traced.chunked, traced.results)
 
 
 def trace_step(
@@ -225,7 +225,7 @@ class Run:
             added |= {span: added[span] + line.device_bytes for span in spans}
         return round((timeline.at(other.device_bytes, added) + other._head_waits(timeline)).max())
 
-    def _state_bytes(self, timeline: Timeline) -> float:
+    def _state_bytes(self, timeline: SymbolicTimeline) -> float:
         """Of one device: what is there from step to step, and a gradient for each weight."""
         lasting = [
             held for held in timeline.held if held.role in _STATE and held.dies - held.born == len(timeline.phases) - 1
@@ -281,7 +281,7 @@ class Run:
         if self.spread is not None:
             yield from self.spread.lines()
 
-    def _head_waits(self, timeline: Timeline) -> Any:
+    def _head_waits(self, timeline: SymbolicTimeline) -> Any:
         """By step, what of the head several devices hold longer than the program of one does."""
         if self.spread is None or not self.traced.last:
             return np.zeros(len(timeline.phases))

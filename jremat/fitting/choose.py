@@ -24,7 +24,7 @@ _MOST_CUTS, _LONGEST, _WIDTH = 64, 16, 256
 
 
 @dataclass(frozen=True)
-class Segment:
+class ProgramSegment:
     """Consecutive equations under one decision.
 
     Args:
@@ -48,14 +48,14 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Row:
+class SegmentRow:
     """Segments of a whole function, in order.
 
     Args:
         segments: all of its equations.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[ProgramSegment, ...]
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -89,7 +89,7 @@ class Inside:
     """
 
     equation: int
-    rows: tuple[Row, ...]
+    rows: tuple[SegmentRow, ...]
     group: int
     held_bytes: int
     own_bytes: int
@@ -166,7 +166,7 @@ class Choices:
         ids = (f"{made}:{k}" if k else f"{made}" for made, k in zip(self.lives.made[which], self.lives.place[which]))
         return int(self.lives.nbytes[which].sum()), {self.node_of[id] for id in ids if id in self.node_of}
 
-    def _options(self, low: int, high: int) -> tuple[Segment, ...]:
+    def _options(self, low: int, high: int) -> tuple[ProgramSegment, ...]:
         start, end = self.bounds[low], self.bounds[high]
         outs, leaving = self._leaving(start, end)
         held = self._between(start, end) + max(0, outs - self._stored_among(leaving))
@@ -176,12 +176,12 @@ class Choices:
         ends = self.bounds[low + 1 : high + 1]
         growing = self.stored[ends] - self.stored[start] + self.cotangents[ends] + self.scratch[low:high]
         alone = within + max(held + int(self.cotangents[end]), int(growing.max()) + held - self._between(start, end))
-        found = [Segment(start, end, None, held, alone, 0.0)]
+        found = [ProgramSegment(start, end, None, held, alone, 0.0)]
         only = loops[0] if end == start + 1 and loops else ()
         for choice in only[1:]:
             keeps = outs + choice.held_bytes
             own = keeps + choice.own_bytes + int(self.cotangents[end] + scratch[start])
-            found.append(Segment(start, end, None, keeps, own, choice.seconds, choice.flops, (choice,)))
+            found.append(ProgramSegment(start, end, None, keeps, own, choice.seconds, choice.flops, (choice,)))
         length = high - low
         last = high == len(self.bounds) - 1 and not self.in_loop
         if not last and (length <= 6 or (length <= _LONGEST and not length % 2)) and not self._decides(start, end):
@@ -198,7 +198,7 @@ class Choices:
                     seconds = point.seconds + sum(c.seconds for c in chosen)
                     flops = point.flops + sum(c.flops for c in chosen)
                     planned = tuple(c for c in chosen if not c.as_it_is)
-                    found.append(Segment(start, end, names, keeps, own, seconds, flops, planned))
+                    found.append(ProgramSegment(start, end, names, keeps, own, seconds, flops, planned))
         return tuple(found)
 
     def _between(self, start: int, end: int) -> int:
@@ -239,18 +239,18 @@ class Choices:
         return self.solved[key]
 
     @property
-    def as_it_is(self) -> Row:
+    def as_it_is(self) -> SegmentRow:
         """Everything left alone."""
-        return Row(self.between[0, len(self.bounds) - 1][:1] if len(self.bounds) > 1 else ())
+        return SegmentRow(self.between[0, len(self.bounds) - 1][:1] if len(self.bounds) > 1 else ())
 
-    def row(self, limit_bytes: float) -> Row | None:
+    def row(self, limit_bytes: float) -> SegmentRow | None:
         """The fastest row of segments whose modelled peak is at most so much; None where there is none."""
         return next(iter(self.frontier(limit_bytes)), None)
 
-    def frontier(self, limit_bytes: float = np.inf) -> Iterator[Row]:
+    def frontier(self, limit_bytes: float = np.inf) -> Iterator[SegmentRow]:
         """The rows whose modelled peak is at most so much, fastest first: each next one holds less when all is done."""
         held, spent = [np.zeros(1, np.int64)], [np.zeros(1)]
-        back: list[list[tuple[int, int, Segment]]] = [[]]
+        back: list[list[tuple[int, int, ProgramSegment]]] = [[]]
         for high in range(1, len(self.bounds)):
             columns = []
             for low in range(high):
@@ -267,14 +267,14 @@ class Choices:
             spent.append(seconds[best])
             back.append([(columns[column[k]][0], int(state[k]), columns[column[k]][1]) for k in best])
         for end in np.argsort(spent[-1], kind="stable"):
-            segments: list[Segment] = []
+            segments: list[ProgramSegment] = []
             at, place = len(self.bounds) - 1, int(end)
             while at:
                 at, place, segment = back[at][place]
                 segments.append(segment)
-            yield Row(_joined(segments[::-1]))
+            yield SegmentRow(_joined(segments[::-1]))
 
-    def least(self) -> Row:
+    def least(self) -> SegmentRow:
         """The row of least modelled peak."""
         best = self.row(np.inf)
         assert best is not None, "without a limit everything fits"
@@ -305,9 +305,9 @@ def _best(nbytes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     return best
 
 
-def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+def _joined(segments: Sequence[ProgramSegment]) -> tuple[ProgramSegment, ...]:
     """Neighbours that are left alone as one."""
-    found: list[Segment] = []
+    found: list[ProgramSegment] = []
     for segment in segments:
         if found and found[-1].kept is None and segment.kept is None:
             last = found.pop()

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jremat.fitting.choose import Choices, Inside, Row
+from jremat.fitting.choose import Choices, Inside, SegmentRow
 from jremat.fitting.fitted import parts_of_segments
 from jremat.fitting.planned import planned_segments
 from jremat.fitting.program import bodies_of
@@ -41,7 +41,7 @@ def choices_inside(
         reading: of the program.
         active: places of its inputs that are differentiated.
         cost: of each operation.
-        keep: tags of values that must not be made twice.
+        keep: tags of values that must not be recomputed.
     """
     stored = np.zeros(len(reading.program.jaxpr.eqns), np.int64)
     np.add.at(stored, reading.equation, reading.stored)
@@ -102,14 +102,14 @@ class _Planned:
         """As it is, then what holds less, without those that another beats in bytes and seconds."""
         as_it_is = self._measured([c.as_it_is for c in self.bodies])
         found = [as_it_is, *(self._measured(rows) for rows in dict.fromkeys(self._rows()))]
-        if not self.decides:  # a replay would make the choices again
+        if not self.decides:  # a replay would decide anew
             found += [self._measured(c.rows, group) for group in self._groups() for c in (found[0], *found[:0:-3])]
         needs = lambda c: (c.held_bytes, c.held_bytes + c.own_bytes, c.seconds)
         better = lambda a, b: needs(a) != needs(b) and all(x <= y for x, y in zip(needs(a), needs(b)))
         rest = [c for c in found[1:] if not c.as_it_is and not any(better(other, c) for other in found)]
         return as_it_is, *rest
 
-    def _rows(self) -> Iterator[tuple[Row, ...]]:
+    def _rows(self) -> Iterator[tuple[SegmentRow, ...]]:
         """Rows of the bodies worth a look, the branches of a ``cond`` in step."""
         least = [choices.least().peak_bytes for choices in self.bodies]
         for limits, count in (([np.inf] * len(least), _ROWS), ([1.1 * peak for peak in least], _ROWS // 2)):
@@ -122,7 +122,7 @@ class _Planned:
         root = round(self.length**0.5)
         return tuple(sorted({group for group in (root // 2, root, 2 * root) if 1 < group <= self.length // 2}))
 
-    def _measured(self, rows: Sequence[Row], group: int = 1) -> Inside:
+    def _measured(self, rows: Sequence[SegmentRow], group: int = 1) -> Inside:
         """What a choice comes to: bytes as JAX's derivative has them, seconds as modelled."""
         bodies = [choices.reading for choices in self.bodies]
         parts = [
@@ -144,7 +144,7 @@ class _Planned:
         return Inside(0, tuple(rows), group, held, one_turn, seconds, flops)
 
 
-def _thinned(rows: Sequence[Row], count: int) -> list[Row]:
+def _thinned(rows: Sequence[SegmentRow], count: int) -> list[SegmentRow]:
     """Rows from the one that holds most to the one that holds least, at even steps."""
     held = [sum(segment.held_bytes for segment in row.segments) for row in rows]
     aims = np.linspace(max(held), min(held), count)

@@ -77,7 +77,7 @@ class PlannedInside:
 
 
 @dataclass(frozen=True)
-class Point:
+class FitPoint:
     """One point of a frontier.
 
     Args:
@@ -122,7 +122,7 @@ class FitPlan:
     target: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     compiles: int = 0
-    frontier: tuple[Point, ...] = ()
+    frontier: tuple[FitPoint, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -218,7 +218,7 @@ def load(path: str | Path) -> FitPlan:
         return replace(
             plan,
             segments=tuple(map(_segment, fields["segments"])),
-            frontier=tuple(Point(**point) for point in fields.get("frontier", ())),
+            frontier=tuple(FitPoint(**point) for point in fields.get("frontier", ())),
             versions=tuple((str(name), str(version)) for name, version in fields.get("versions", ())),
         )
     except (TypeError, KeyError, ValueError, AttributeError) as error:

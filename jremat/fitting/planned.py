@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jremat.fitting.choose import Inside, Segment
+from jremat.fitting.choose import Inside, ProgramSegment
 from jremat.fitting.plan import PlannedInside, PlannedSegment
 from jremat.fitting.program import bodies_of
 from jremat.graph.graph import Value
@@ -12,7 +12,7 @@ from jremat.policy.ops import SELECTABLE
 from jremat.policy.shown import human
 
 
-def planned_segments(program: Program, segments: Sequence[Segment]) -> tuple[PlannedSegment, ...]:
+def planned_segments(program: Program, segments: Sequence[ProgramSegment]) -> tuple[PlannedSegment, ...]:
     """Segments of a program, its calls entered, as a plan's."""
     graph = graph_of(program, SELECTABLE)
     places = markable(graph, False)

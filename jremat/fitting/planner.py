@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jremat.fitting.choose import Choices, Inside, Row
+from jremat.fitting.choose import Choices, Inside, SegmentRow
 from jremat.fitting.fitted import Fitted
 from jremat.fitting.inside import choices_inside
-from jremat.fitting.plan import FitPlan, Point, load
+from jremat.fitting.plan import FitPlan, FitPoint, load
 from jremat.fitting.planned import planned_segments
 from jremat.fitting.program import entered_program
 from jremat.fitting.read import Reading, read
 from jremat.graph.arguments import Arguments, take_apart
-from jremat.graph.peak import Peak, predicted_memory
+from jremat.graph.peak import PredictedMemory, predicted_memory
 from jremat.graph.trace import Program
 from jremat.measure import Target, compiled_memory
 from jremat.measure import target as find_target
@@ -87,7 +87,7 @@ def fit(
         objective: ``seconds``, by roofline on the target's chip, or ``flops``, of matmuls; None: seconds where the
             target is a chip that the table knows.
         cost: of each operation, e.g. measured, in place of the roofline.
-        keep: tags of values that must not be computed twice; what a choice by value (top-k, sort, argmax) is made from
+        keep: tags of values that must not be recomputed; what a choice by value (top-k, sort, argmax) is made from
             never is.
         margin: share of the memory to leave free.
         compiles: to spend on a plan that fits; more are spent where none does yet, or much memory is left over. 0: the
@@ -148,19 +148,19 @@ class Planner:
 
     wanted: "Wanted"
     reading: Reading
-    rows: tuple[Row, ...]
+    rows: tuple[SegmentRow, ...]
     kind: Target
     objective: Objective
 
     @cached_property
-    def _line(self) -> dict[Any, Row]:
+    def _line(self) -> dict[Any, SegmentRow]:
         return {_key(row): row for row in self.rows}
 
     @cached_property
     def made(self) -> Callable[[Any], Fitted]:
         """A row's key to the function under it."""
         wanted = self.wanted
-        planned = lambda key: _planned(self.reading, self._line[key])
+        planned = lambda key: planned_row(self.reading, self._line[key])
         return cache(lambda key: Fitted(wanted.f, wanted.program, wanted.arguments, planned(key), wanted.override))
 
     @cached_property
@@ -303,7 +303,7 @@ def loss_places(program: Program) -> tuple[int, ...]:
     return tuple(real)
 
 
-def _rows(choices: Choices) -> list[Row]:
+def _rows(choices: Choices) -> list[SegmentRow]:
     """Rows of segments worth a look, fastest first: each next one is slower and needs less."""
     least, most = choices.least(), choices.row(np.inf)
     assert most is not None, "without a limit everything fits"
@@ -312,37 +312,37 @@ def _rows(choices: Choices) -> list[Row]:
         row = choices.row(float(limit))
         if row is not None:
             found.append(row)
-    rows: list[Row] = []
+    rows: list[SegmentRow] = []
     for row in sorted(found, key=lambda row: (row.seconds, row.peak_bytes)):
         if not rows or row.peak_bytes < rows[-1].peak_bytes:
             rows.append(row)
     return rows
 
 
-def _key(row: Row) -> tuple[tuple[int, int, frozenset[str] | None, tuple[Inside, ...]], ...]:
+def _key(row: SegmentRow) -> tuple[tuple[int, int, frozenset[str] | None, tuple[Inside, ...]], ...]:
     """What tells one row from another."""
     return tuple((segment.start, segment.end, segment.kept, segment.inside) for segment in row.segments)
 
 
-def _planned(reading: Reading, row: Row) -> FitPlan:
+def planned_row(reading: Reading, row: SegmentRow) -> FitPlan:
     """A row of segments as a plan."""
     return FitPlan(
         reading.graph.signature, planned_segments(reading.program, row.segments), base_seconds=reading.step_seconds
     )
 
 
-def _frontier(found: Found) -> tuple[Point, ...]:
+def _frontier(found: Found) -> tuple[FitPoint, ...]:
     """The choices of which no faster one needs as little, fastest first."""
-    points: list[Point] = []
+    points: list[FitPoint] = []
     for choice, peak in sorted((pair for line in found.lines for pair in line), key=lambda p: p[0].recompute_seconds):
         expected = found.expected_bytes(choice, peak)
         if not points or expected < points[-1].expected_peak_bytes:
             segments = sum(kept is not None or bool(inside) for *_, kept, inside in cast(Any, choice.plan))
-            points.append(Point(expected, choice.recompute_seconds, choice.recompute_flops, segments))
+            points.append(FitPoint(expected, choice.recompute_seconds, choice.recompute_flops, segments))
     return tuple(points)
 
 
-def _why_not(leanest: FitPlan, traced: Peak) -> str:
+def _why_not(leanest: FitPlan, traced: PredictedMemory) -> str:
     """What to say where nothing fits.
 
     Args:

@@ -75,7 +75,7 @@ def read(
         active: the places of the inputs that it is differentiated by.
         losses: the places of the results that are differentiated.
         cost: of each operation.
-        keep: tags of values that must not be made twice.
+        keep: tags of values that must not be recomputed.
         in_loop: whether it is a loop's body, of which all residuals are stacked: no kernel of the backward loop
             recomputes what the forward loop has made.
     """

@@ -95,8 +95,8 @@ def turns_matmul(op: Op) -> bool:
 def _kernel(op: Op) -> Kernel:
     """A kernel with all that is fused into it."""
     reads, inside = _inside(op)
-    # a matmul that adds to what is there is told as a matmul
-    told = next((maker for maker in inside if maker.name == "dot_general"), op)
+    # a matmul that adds to what is there is named as a matmul
+    operation = next((maker for maker in inside if maker.name == "dot_general"), op)
     taken = {v for v, aligned in reads.items() if aligned} - _reduced_inside(op, reads, inside)
     shares: list[tuple[Value, ...]] = []
     for k, made in enumerate(op.outputs):
@@ -106,7 +106,7 @@ def _kernel(op: Op) -> Kernel:
             shares.append(tuple(v for v in reads if v in taken and v.nbytes == made.nbytes))
         else:
             shares.append(())
-    return Kernel(told, tuple(reads), tuple(op.outputs), tuple(shares))
+    return Kernel(operation, tuple(reads), tuple(op.outputs), tuple(shares))
 
 
 def _inside(op: Op) -> tuple[dict[Value, bool], list[Op]]:

@@ -80,7 +80,7 @@ class PeakBuffer:
 
 
 @dataclass(frozen=True)
-class Peak:
+class PredictedMemory:
     """The memory that a step will need, predicted.
 
     ``peak_bytes`` is temp + argument + output - alias, as of ``jremat.compiled_memory``.
@@ -138,7 +138,7 @@ def predicted_memory(
     donate: int | Sequence[int] = (),
     jax_version: str | None = None,
     **kwargs: Any,
-) -> Peak:
+) -> PredictedMemory:
     """The peak memory of ``step(*args)`` on a GPU, by liveness over its program; nothing is compiled or run.
 
     What is kept and recomputed is what the program says: differentiate, and put remat, inside ``step``.
@@ -172,12 +172,12 @@ def predicted_memory(
     return peak_of(take_apart(step, args, kwargs), places, jax_version or jax.__version__)
 
 
-def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> Peak:
+def peak_of(arguments: Arguments, donate: Sequence[int], version: str) -> PredictedMemory:
     """The prediction for a call that is taken apart; see ``predicted_memory``."""
     return peak_in(capture(arguments), donate, version)
 
 
-def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
+def peak_in(program: Program, donate: Sequence[int], version: str) -> PredictedMemory:
     """The prediction for a traced call; see ``predicted_memory``."""
     rules = rules_for(version)
     jaxpr, donated = _entered(program.jaxpr)
@@ -202,7 +202,7 @@ def peak_in(program: Program, donate: Sequence[int], version: str) -> Peak:
         if nbytes
     ]
     buffers = [*arguments_held, *(_buffer(life, found) for life in found.lives if life.nbytes)]
-    return Peak(
+    return PredictedMemory(
         argument_bytes=sum(inputs),
         output_bytes=sum(outputs) + table,
         alias_bytes=alias,

@@ -6,7 +6,7 @@ from jremat.measure.memory import MemoryCheck, check_memory, compiled_memory, pr
 from jremat.measure.memory_analysis import Memory
 from jremat.measure.step import (
     DeviceMemory,
-    Peak,
+    PeakFlops,
     Throughput,
     Timing,
     device_memory,
@@ -24,7 +24,7 @@ __all__ = [
     "DeviceMemory",
     "Memory",
     "MemoryCheck",
-    "Peak",
+    "PeakFlops",
     "Target",
     "TargetError",
     "Throughput",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jremat.graph.graph import Graph
 from jremat.jax_internals import REMAT_SCOPE, TRANSPOSE_SCOPE
-from jremat.measure.hlo_schedule import Instruction, Life, Schedule
+from jremat.measure.hlo_schedule import HloSchedule, Instruction, Life
 
 Tags = Mapping[tuple[str, int], tuple[str, ...]]
 """The names of values by their source, ``file.py:12 (function)``, and number of elements."""
@@ -42,7 +42,7 @@ class Buffer:
         return REMAT_SCOPE in self.what
 
 
-def largest_at_peak(schedule: Schedule, tags: Tags, count: int) -> tuple[Buffer, ...]:
+def largest_at_peak(schedule: HloSchedule, tags: Tags, count: int) -> tuple[Buffer, ...]:
     """The ``count`` largest buffers alive at the peak of a compiled program, largest first."""
     heap = schedule.alive_at_peak()[1]
     rows = [(life, "temp") for life in heap] + [(life, _held_kind(schedule, life)) for life in schedule.held()]
@@ -68,12 +68,12 @@ def _all_graphs(graph: Graph) -> Iterator[Graph]:
             yield from _all_graphs(inner)
 
 
-def _held_kind(schedule: Schedule, life: Life) -> str:
+def _held_kind(schedule: HloSchedule, life: Life) -> str:
     entry = life.instruction.opcode == "parameter" and life.instruction.id in schedule.entry_ids
     return "argument" if entry else "output"
 
 
-def _buffer(schedule: Schedule, life: Life, kind: str, tags: Tags) -> Buffer:
+def _buffer(schedule: HloSchedule, life: Life, kind: str, tags: Tags) -> Buffer:
     made = life.instruction if kind == "argument" else origin(schedule, life)
     dtype, shape = life.instruction.shape_at(life.shape_index)
     lines = [
@@ -108,7 +108,7 @@ def _tag(op_name: str, lines: list[str], sizes: list[int], tags: Tags) -> str | 
 _PASSES = ("bitcast", "copy", "reshape", "transpose", "convert", "optimization-barrier", "copy-start", "copy-done")
 
 
-def origin(schedule: Schedule, life: Life) -> Instruction:
+def origin(schedule: HloSchedule, life: Life) -> Instruction:
     """The instruction that computed what a buffer holds.
 
     A scan's stacked residual belongs to the loop as a whole; what is written into it is found by following the
@@ -124,7 +124,7 @@ def origin(schedule: Schedule, life: Life) -> Instruction:
     return _any_inside(schedule, best)
 
 
-def _trail(schedule: Schedule, at: Instruction, index: tuple[int, ...]) -> Iterator[Instruction]:
+def _trail(schedule: HloSchedule, at: Instruction, index: tuple[int, ...]) -> Iterator[Instruction]:
     """From a value back to what made it, through everything that only carries it."""
     inside: list[Instruction] = []  # fusions entered, innermost last
     turned: set[int] = set()  # loops whose carry was followed round once
@@ -168,7 +168,7 @@ _OWN_NAMES = "jremat."  # what jremat.checkpoint calls a value that it keeps; th
 _OURS = Path(__file__).parents[1]  # a line of our own wrappers is no source of the user's
 
 
-def _any_inside(schedule: Schedule, at: Instruction) -> Instruction:
+def _any_inside(schedule: HloSchedule, at: Instruction) -> Instruction:
     """The last instruction with a source in what ``at`` runs, or ``at``."""
     inner = [i for computation in at.called for i in schedule.computations.get(computation, ()) if i.lines]
     return inner[-1] if inner else at

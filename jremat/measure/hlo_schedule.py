@@ -68,7 +68,7 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class HloSchedule:
     """A compiled program with its buffer assignment, from the bytes of an ``HloProto``."""
 
     data: bytes

@@ -13,7 +13,7 @@ import jax
 
 from jremat.measure.buffers import Buffer, Tags, largest_at_peak
 from jremat.measure.compile import compiled
-from jremat.measure.hlo_schedule import Schedule
+from jremat.measure.hlo_schedule import HloSchedule
 from jremat.measure.targets import Target
 from jremat.policy.shown import aligned, filled, human
 
@@ -163,10 +163,10 @@ def _flags(xla_remat: bool, compiler_options: Mapping[str, Any]) -> dict[str, st
     return found | {name: str(value) for name, value in compiler_options.items()}
 
 
-def _dumped(folder: Path) -> Schedule | None:
+def _dumped(folder: Path) -> HloSchedule | None:
     """The main program among what XLA dumped: helpers that it compiles on the side are smaller."""
     found = sorted(folder.glob("*after_optimizations.hlo.pb"), key=lambda path: path.stat().st_size)
-    return Schedule(found[-1].read_bytes()) if found else None
+    return HloSchedule(found[-1].read_bytes()) if found else None
 
 
 def local_bytes(kind: Target) -> int | None:

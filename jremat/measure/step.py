@@ -53,7 +53,7 @@ class Timing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Peak:
+class PeakFlops:
     """The FLOP/s that a utilization is a share of.
 
     Attributes:
@@ -93,7 +93,7 @@ class Throughput:
     mfu_full: float
     mfu_half: float
     hfu: float
-    peak: Peak
+    peak: PeakFlops
 
     def __str__(self) -> str:
         spread = f"measured, {human_seconds(self.spread_seconds)} between quartiles"
@@ -198,7 +198,7 @@ def throughput(
     model_flops: int,
     model_flops_half: int,
     total_flops: int,
-    peak: Peak,
+    peak: PeakFlops,
     num_devices: int = 1,
 ) -> Throughput:
     """Tokens and FLOPs of one step over its median time.
@@ -219,7 +219,7 @@ def throughput(
         ValueError: more model FLOPs by half than in full.
 
     >>> found = throughput(Timing(9.0, (2.0,)), tokens=8, model_flops=60, model_flops_half=50, total_flops=80,
-    ...                    peak=Peak(100.0, "a chip"))
+    ...                    peak=PeakFlops(100.0, "a chip"))
     >>> found.tokens_per_second, found.mfu_full, found.mfu_half, found.hfu
     (4.0, 0.3, 0.25, 0.4)
     """
@@ -238,12 +238,12 @@ def throughput(
     )
 
 
-def peak_of(device: jax.Device, dtype: str) -> Peak:
+def peak_of(device: jax.Device, dtype: str) -> PeakFlops:
     """The matmul peak of a device: its chip's in the table, or measured where the table does not know it."""
     chip = chip_of(device.device_kind)
     if chip is None:
-        return Peak(measured_peak(dtype, device=device), "measured matmul")
-    return Peak(chip.matmul_flops_per_second(dtype), chip.name)
+        return PeakFlops(measured_peak(dtype, device=device), "measured matmul")
+    return PeakFlops(chip.matmul_flops_per_second(dtype), chip.name)
 
 
 def measured_peak(dtype: str = "float32", *, size: int | None = None, device: jax.Device | None = None) -> float:

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from jremat.measure.buffers import largest_at_peak
-from jremat.measure.hlo_schedule import Schedule
+from jremat.measure.hlo_schedule import HloSchedule
 from jremat.oom import assignment_text, error_text
 from jremat.oom.dump import Dump
 from jremat.oom.profiles import read_device_profile, read_memory_viewer
@@ -83,7 +83,7 @@ def read_bytes(data: bytes, metadata: dict[str, str] | None = None) -> Dump:
 def _program(data: bytes) -> Dump:
     none = f"dump: expected {READABLE}; got {len(data):,} bytes that are none of these"
     try:
-        schedule = Schedule(data)
+        schedule = HloSchedule(data)
         if not schedule.computations:
             raise ValueError(none)
     except ValueError as error:

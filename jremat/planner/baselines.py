@@ -2,7 +2,7 @@
 
 Each takes a problem and a budget and returns an outcome, as ``jremat.planner.block.best`` does, or None where it finds
 nothing that fits; ``Block.policy`` makes a policy of any of them and ``jremat.policy.plan_file.write`` a file. What
-must not be made twice is kept by all of them, which the originals don't know. None but MaxText's uses the host.
+must not be recomputed is kept by all of them, which the originals don't know. None but MaxText's uses the host.
 """
 
 from collections.abc import Callable, Mapping
@@ -213,5 +213,5 @@ def _fill_greedily(weights: np.ndarray, worths: np.ndarray, room: float) -> np.n
 
 
 def _forced(problem: Problem) -> frozenset[str]:
-    """Marks of what must not be made twice."""
+    """Marks of what must not be recomputed."""
     return frozenset(node.mark for node in problem.nodes if node.forced and node.mark)

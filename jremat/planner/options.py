@@ -30,7 +30,7 @@ class PlanOptions:
         cost: of each operation, e.g. measured, in place of the roofline.
         predict: the peak of the whole step under a plan, in place of ``jremat.predicted_memory``.
         also: policies and plans to consider beside the planner's own, and to report in ``.beside``.
-        keep: tags of values that must not be computed twice, e.g. a router's logits; what a choice by value (top-k,
+        keep: tags of values that must not be recomputed, e.g. a router's logits; what a choice by value (top-k,
             sort, argmax) is made from never is. No plan is chosen that recomputes one, full remat and groups among
             them.
         names_only: keep only values that the user tagged, so that plain ``nn.remat`` can run the plan.

@@ -30,7 +30,7 @@ from jremat.planner.plan_arguments import (
     step_under,
 )
 from jremat.planner.read_block import read_block
-from jremat.planner.result import DoesNotFit, Kept, Plan, Point, Points
+from jremat.planner.result import DoesNotFit, KeptValue, Plan, Point, Points
 from jremat.planner.roofline import Cost, Roofline, matmul_flops
 from jremat.planner.search import Found, search
 from jremat.planner.stack import Choice, Stack
@@ -311,7 +311,7 @@ def _result(
     )
 
 
-def _kept(plan: Policy | LayerPlan, stack: Stack) -> tuple[Kept, ...]:
+def _kept(plan: Policy | LayerPlan, stack: Stack) -> tuple[KeptValue, ...]:
     policies = [plan] * stack.num_layers if isinstance(plan, Policy) else plan.policies(stack.num_layers)
     found: dict[tuple[int, str], tuple[int, float]] = {}  # (node, where) -> layers, seconds spared in all of them
     for policy, layers in Counter(policies).items():
@@ -327,7 +327,7 @@ def _kept(plan: Policy | LayerPlan, stack: Stack) -> tuple[Kept, ...]:
             found[place, where] = before[0] + layers, before[1] + layers * spared
     nodes = stack.block.problem.nodes
     rows = (
-        Kept(layers, nodes[p].name or nodes[p].primitive, nodes[p].nbytes, where, nodes[p].source, spared / layers)
+        KeptValue(layers, nodes[p].name or nodes[p].primitive, nodes[p].nbytes, where, nodes[p].source, spared / layers)
         for (p, where), (layers, spared) in found.items()
     )
     return tuple(sorted(rows, key=lambda row: -row.nbytes * row.layers))

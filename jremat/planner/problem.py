@@ -21,7 +21,7 @@ class Node:
         mark: the name under which its result can be kept; None where it can't be. Nodes of one mark are kept together.
         value: the id in the block's graph under which a policy decides about it.
         name: the user's tag, or None.
-        forced: its result must not be made twice (a router's choice): kept wherever it is read.
+        forced: its result must not be recomputed (a router's choice): kept wherever it is read.
         source: the user's line.
         primitive: JAX's name of the operation.
     """

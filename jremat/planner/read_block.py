@@ -132,8 +132,8 @@ def read_block(
         f: the forward function of a block or a loss.
         args, kwargs: arrays or ``jax.ShapeDtypeStruct``, in pytrees; differentiated by all that float.
         cost: of each operation, e.g. ``Roofline(chip("h200"))`` or measured.
-        keep: tags of values that must not be made twice; a choice by value (top-k, sort, argmax) never is.
-        names_only: only the user's own tags can be kept, as plain ``nn.remat`` hears them.
+        keep: tags of values that must not be recomputed; a choice by value (top-k, sort, argmax) never is.
+        names_only: only the user's own tags can be kept, as plain ``nn.remat`` sees them.
         fetched: so many of the arguments are a layer's parameters: what comes from their floating leaves alone (a cast
             to bfloat16) is recomputed by a stack, never kept.
         host_link_bytes_per_second: one direction; None: nothing is offloaded.
@@ -246,7 +246,7 @@ def nodes_of(
         graph, jaxpr: of the program that a derivative runs forward, calls entered.
         costs: of its operations.
         places: mark -> what is kept under it.
-        keep: tags of values that must not be made twice.
+        keep: tags of values that must not be recomputed.
         fetched: values that are made from a layer's parameters alone.
     """
     assert len(graph.ops) == len(jaxpr.eqns), "a program whose calls are entered has an operation per equation"

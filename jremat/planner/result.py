@@ -21,7 +21,7 @@ class DoesNotFit(ValueError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """One value that a plan keeps in a block.
 
     Args:
@@ -32,7 +32,7 @@ class Kept:
         source: the user's line.
         spared: recompute, in one layer, that letting it go would add: seconds or FLOPs, as the objective.
 
-    >>> print(Kept(8, "mlp_up", 2**20, "device", "model.py:7 (block)", 0.0))
+    >>> print(KeptValue(8, "mlp_up", 2**20, "device", "model.py:7 (block)", 0.0))
     mlp_up  8.0 MiB  in 8 layers  on the device  model.py:7 (block)
     """
 
@@ -151,7 +151,7 @@ class Plan:
     step_seconds: float | None
     forward_flops: int
     objective: str
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptValue, ...]
     frontier: Points
     beside: Points
     compiles: int

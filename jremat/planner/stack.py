@@ -154,7 +154,7 @@ class Stack:
         return self.choice(mixed([*parts, (1, self.block.policy(tail))]))
 
     def repeats_a_decision(self, plan: Policy | LayerPlan) -> bool:
-        """Whether a plan recomputes what must not be made twice."""
+        """Whether a plan recomputes what must not be recomputed."""
         nodes = self.block.problem.nodes
         if not any(node.forced for node in nodes):
             return False

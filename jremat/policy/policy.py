@@ -36,6 +36,10 @@ class Policy:
         label: the spec it is known by, e.g. ``dots_saveable``; not compared.
         planned_for: what a plan holds for; strict use only, which refuses it elsewhere; not compared.
 
+    Raises:
+        ValueError: two rules that contradict each other, a family that is never rounded is to be compressed, or a
+            default that compresses.
+
     >>> Policy.save("attn_out", "mlp_up")
     policies.get('save:attn_out,mlp_up')
     >>> Policy.save("a") | Policy.offload("b")
@@ -80,6 +84,9 @@ class Policy:
     @staticmethod
     def compress(*names: str, to: Decision = INT8) -> "Policy":
         """Keep the values tagged ``names`` compressed, recompute the rest; for strict use only.
+
+        Raises:
+            ValueError: a decision that doesn't compress.
 
         >>> Policy.compress("mlp_up", to=FP8)
         policies.get('fp8:mlp_up')

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jremat.report.explain import Explanation, Row
+from jremat.report.explain import ExplainedValue, Explanation
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class State:
     held_bytes: int = 0
     recompute_flops: int = 0
 
-    def __add__(self, row: Row) -> "State":
+    def __add__(self, row: ExplainedValue) -> "State":
         return State(
             self.kept_copies + row.copies * (row.fate == "kept"),
             self.offloaded_copies + row.copies * (row.fate == "offloaded"),
@@ -74,7 +74,7 @@ def changes(before: Explanation, after: Explanation) -> tuple[Change, ...]:
     return tuple(sorted(rows, key=lambda row: (order[row.part], -max(row.before.held_bytes, row.after.held_bytes))))
 
 
-def _states(found: Iterable[Row]) -> dict[tuple[str, str, str], State]:
+def _states(found: Iterable[ExplainedValue]) -> dict[tuple[str, str, str], State]:
     states: dict[tuple[str, str, str], State] = {}
     for row in found:
         if row.fate != "input" and not row.fetched:

@@ -15,7 +15,7 @@ from jremat.policy.places import numbered_alike
 from jremat.policy.shown import filled, human_flops
 from jremat.report.backward_readers import Uses
 from jremat.report.forward_and_backward import BothWays, both_ways
-from jremat.report.kept_reasons import SCHEDULED, Rules, why_kept
+from jremat.report.kept_reasons import SCHEDULED, PolicyRules, why_kept
 from jremat.report.model_parts import ORDER, layers_of, module_of, part_of
 from jremat.report.recompute import RecomputedValue, recomputed_values
 from jremat.transform.checkpoint import checkpoint, expect_policy
@@ -26,7 +26,7 @@ the function that the backward pass reads too, which is there anyway."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ExplainedValue:
     """One value.
 
     Args:
@@ -40,7 +40,7 @@ class Row:
         source: the user's line.
         why: it is kept, or read again.
         read_by: operations of the backward pass that need it.
-        recompute_flops: matmul FLOPs spent to make all copies again, steps on the way included.
+        recompute_flops: matmul FLOPs spent to recompute all copies, steps on the way included.
         recompute_other_flops: of the rest.
         fetched: recomputed by moving or casting alone, of what is there anyway (weights).
         path: the modules that make it, as ``layers_*/attn/q_proj``: what a policy selects by.
@@ -80,14 +80,14 @@ class Explanation:
     """
 
     policy: str
-    rows: tuple[Row, ...]
+    rows: tuple[ExplainedValue, ...]
     forward_flops: int
     unread: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ExplainedValue]:
         return iter(self.rows)
 
-    def of(self, *fates: Fate) -> tuple[Row, ...]:
+    def of(self, *fates: Fate) -> tuple[ExplainedValue, ...]:
         """The rows of these fates."""
         return tuple(row for row in self.rows if row.fate in fates)
 
@@ -175,10 +175,10 @@ def explain(
     if policy is not None:
         expect_policy(policy)
         f = checkpoint(f, policy, strict=strict, static_argnames=static_argnames, static_argnums=static_argnums)
-    return explain_call(take_apart(f, args, kwargs, static_argnames, static_argnums), Rules(policy))
+    return explain_call(take_apart(f, args, kwargs, static_argnames, static_argnums), PolicyRules(policy))
 
 
-def explain_call(arguments: Arguments, rules: Rules) -> Explanation:
+def explain_call(arguments: Arguments, rules: PolicyRules) -> Explanation:
     """As ``explain``, of a function that is under its policy already; ``rules`` say which, for the reasons."""
     program = both_ways(arguments)
     rows = [*_kept(program, rules), *_merged(recomputed_values(program.backward_equations), rules)]
@@ -189,7 +189,7 @@ def explain_call(arguments: Arguments, rules: Rules) -> Explanation:
     return Explanation(spec, tuple(sorted(rows, key=_place)), forward.total, unread)
 
 
-def where(row: Row) -> str:
+def where(row: ExplainedValue) -> str:
     """The path and the line of a value."""
     return "  ".join(filter(None, (row.path, row.source)))
 
@@ -204,7 +204,7 @@ def _names(equations: Sequence[Any]) -> Iterator[str]:
             yield from _names(opened(jaxpr).eqns)
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def _place(row: ExplainedValue) -> tuple[Any, ...]:
     known = ORDER.index(row.part) if row.part in ORDER else len(ORDER)
     return known, row.part, _FATES.index(row.fate), -row.bytes
 
@@ -221,7 +221,7 @@ WORDS = {
 _FATES = ("kept", "offloaded", "recomputed", "input")
 
 
-def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
+def _kept(program: BothWays, rules: PolicyRules) -> Iterator[ExplainedValue]:
     uses, backward = Uses(), frozenset(map(id, program.backward_equations))
     for origin, held in program.kept:
         found = row_of(origin, program.paths)
@@ -236,7 +236,7 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
         value, part = _named(found.name, found.primitive, found.dtype, scope, found.source)
         if why.startswith(SCHEDULED):
             value, part = "states of the schedule", "layer inputs"
-        yield Row(
+        yield ExplainedValue(
             value=value if fate != "input" else found.source,
             part=part if fate != "input" else "arguments",
             fate=fate,
@@ -252,15 +252,15 @@ def _kept(program: BothWays, rules: Rules) -> Iterator[Row]:
         )
 
 
-def _merged(again: Iterator[RecomputedValue], rules: Rules) -> Iterator[Row]:
+def _merged(again: Iterator[RecomputedValue], rules: PolicyRules) -> Iterator[ExplainedValue]:
     """One row a value, where several loops recompute it."""
-    rows: dict[Any, Row] = {}
+    rows: dict[Any, ExplainedValue] = {}
     for value in again:
         row = _recomputed(value, rules)
         key = row.value, row.part, row.layers, row.shape, row.dtype, row.source, row.fetched, value.twin
         old = rows.get(key)
         if old is not None:
-            row = Row(
+            row = ExplainedValue(
                 **(
                     vars(row)
                     | {
@@ -274,10 +274,10 @@ def _merged(again: Iterator[RecomputedValue], rules: Rules) -> Iterator[Row]:
     yield from rows.values()
 
 
-def _recomputed(value: RecomputedValue, rules: Rules) -> Row:
+def _recomputed(value: RecomputedValue, rules: PolicyRules) -> ExplainedValue:
     dtype = str(value.aval.dtype)
     name, part = _named(value.tag, value.primitive, dtype, value.scope, value.source)
-    return Row(
+    return ExplainedValue(
         value=name,
         part=part,
         fate="recomputed",
@@ -309,7 +309,7 @@ def _named(tag: str | None, primitive: str, dtype: str, scope: str, source: str)
     return (f"{primitive} of {module}" if module else primitive), part
 
 
-def _layers(scope: str, rules: Rules) -> str:
+def _layers(scope: str, rules: PolicyRules) -> str:
     place = layers_of(scope)
     if place is None or not isinstance(rules.policy, LayerPlan):
         return ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jremat.policy.places import numbered_alike
 from jremat.report.changes import Change, changes
-from jremat.report.explain import Explanation, Fate, Row
+from jremat.report.explain import ExplainedValue, Explanation, Fate
 from jremat.terminal.tables import Table, changed, columns, human, human_flops
 
 SMALL_SHARE = 1e-3
@@ -148,7 +148,7 @@ def _changed_cells(change: Change) -> tuple[str, ...]:
     )
 
 
-def _cells(row: Row, held: int, plan: bool) -> list[str]:
+def _cells(row: ExplainedValue, held: int, plan: bool) -> list[str]:
     kept = row.fate != "recomputed"
     return [
         f"  {row.value}",
@@ -172,7 +172,7 @@ def needed(readers: Sequence[str]) -> str:
     return ", ".join(short[:2]) + (f" and {len(short) - 2} more" if len(short) > 2 else "")
 
 
-def shape_text(row: Row) -> str:
+def shape_text(row: ExplainedValue) -> str:
     """Dtype, shape and copies: ``bf16[8,1024,768] ×12``."""
     copies = f" ×{row.copies}" if row.copies > 1 else ""
     return f"{_SHORT.get(row.dtype, row.dtype)}[{','.join(map(str, row.shape))}]{copies}"
@@ -181,18 +181,18 @@ def shape_text(row: Row) -> str:
 _SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int32": "i32", "uint32": "u32"}
 
 
-def is_small(row: Row, held: int) -> bool:
+def is_small(row: ExplainedValue, held: int) -> bool:
     """Whether a value is listed together with others: next to no bytes of all that are held, and no matmul."""
     kept = row.fate != "recomputed"
     return not row.recompute_flops and (row.fetched or row.bytes < SMALL_SHARE * held if kept else not _tagged(row))
 
 
-def _tagged(row: Row) -> bool:
+def _tagged(row: ExplainedValue) -> bool:
     """Whether a recomputed value has a name of its own."""
     return " of " not in row.value and not row.fetched
 
 
-def _sums(rows: Sequence[Row]) -> tuple[int, int]:
+def _sums(rows: Sequence[ExplainedValue]) -> tuple[int, int]:
     return sum(row.bytes for row in rows if row.fate != "recomputed"), sum(row.recompute_flops for row in rows)
 
 
@@ -204,9 +204,9 @@ def _cost(flops: int) -> str:
     return human_flops(flops) if flops else ""
 
 
-def _count(rows: Sequence[Row]) -> str:
+def _count(rows: Sequence[ExplainedValue]) -> str:
     return f"{len(rows)} value{'s' * (len(rows) != 1)}"
 
 
-def _first_layer(row: Row) -> tuple[int, str]:
+def _first_layer(row: ExplainedValue) -> tuple[int, str]:
     return int(row.layers.partition("-")[0].partition(" ")[0]), row.layers

@@ -19,7 +19,7 @@ SCHEDULED = "required: of the"
 
 
 @dataclass(frozen=True)
-class Rules:
+class PolicyRules:
     """What was asked for: nothing, one policy, or a plan over layers.
 
     Args:
@@ -45,7 +45,7 @@ class Rules:
         return None, None
 
 
-def why_kept(origin: Origin, rules: Rules, scope: str, readers: Sequence[Reader]) -> str:
+def why_kept(origin: Origin, rules: PolicyRules, scope: str, readers: Sequence[Reader]) -> str:
     """One clause for people.
 
     Args:

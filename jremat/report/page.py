@@ -11,7 +11,7 @@ from typing import Any
 
 from jremat.report import paint
 from jremat.report.changes import changes
-from jremat.report.explain import Explanation, Row
+from jremat.report.explain import ExplainedValue, Explanation
 from jremat.report.explained import FATE_WORDS, by_segment, is_small, needed, shape_text
 from jremat.report.timeline import LINES, Timeline, peak_line, thinned
 from jremat.terminal.tables import changed, human, human_flops
@@ -175,7 +175,7 @@ def _values(found: Explanation) -> str:
     return f'<div class="scroll"><table>{heads}{"".join(bodies)}</table></div>'
 
 
-def _row(row: Row, held: int, plan: bool) -> str:
+def _row(row: ExplainedValue, held: int, plan: bool) -> str:
     kept = row.fate != "recomputed"
     small = " small" if is_small(row, held) else ""
     readers = f"; for {needed(row.read_by)}" if row.read_by else ""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jremat.graph.peak import Moment, Peak, PeakBuffer
-from jremat.report.explain import Row
+from jremat.graph.peak import Moment, PeakBuffer, PredictedMemory
+from jremat.report.explain import ExplainedValue
 from jremat.report.model_parts import module_of
 
 LINES = {
@@ -30,7 +30,7 @@ MOST_BUFFERS = 1000
 
 
 @dataclass(frozen=True)
-class Point:
+class TimelinePoint:
     """One moment.
 
     Args:
@@ -64,7 +64,7 @@ class Timeline:
 
     peak_bytes: int
     peak_step: int
-    points: tuple[Point, ...]
+    points: tuple[TimelinePoint, ...]
     lines: tuple[tuple[str, tuple[int, ...]], ...]
     buffers: tuple[PeakBuffer, ...]
     untold: int
@@ -75,7 +75,7 @@ class Timeline:
         return asdict(self)
 
 
-def timeline(peak: Peak, kept: Iterable[Row] = (), *, updates: bool = True) -> Timeline:
+def timeline(peak: PredictedMemory, kept: Iterable[ExplainedValue] = (), *, updates: bool = True) -> Timeline:
     """The lines of a predicted peak.
 
     Args:
@@ -109,7 +109,7 @@ def timeline(peak: Peak, kept: Iterable[Row] = (), *, updates: bool = True) -> T
 def thinned(found: Timeline, most: int) -> Timeline:
     """The same with at most ``most`` moments: of neighbours the one where most is alive, so the peak stays.
 
-    >>> points = tuple(Point(n, "forward", "", "", "", 0) for n in (1, 5, 2, 3))
+    >>> points = tuple(TimelinePoint(n, "forward", "", "", "", 0) for n in (1, 5, 2, 3))
     >>> thin = thinned(Timeline(5, 1, points, (("work", (1, 5, 2, 3)),), (), 0, ()), 2)
     >>> thin.lines, thin.peak_step
     ((('work', (5, 3)),), 0)
@@ -148,7 +148,7 @@ def _without_update(moments: Sequence[Moment]) -> tuple[Moment, ...]:
 class _Names:
     """Names for buffers: of kept stacks those of the values in them, of arguments their path, short."""
 
-    def __init__(self, kept: Iterable[Row]) -> None:
+    def __init__(self, kept: Iterable[ExplainedValue]) -> None:
         self.stacks: dict[Any, list[str]] = {}
         for row in kept:
             if row.fate == "kept" and row.copies > 1:
@@ -194,8 +194,8 @@ def _alive(buffers: Sequence[PeakBuffer], steps: int) -> list[int]:
     return alive
 
 
-def _point(moment: Moment) -> Point:
-    return Point(
+def _point(moment: Moment) -> TimelinePoint:
+    return TimelinePoint(
         moment.alive_bytes, moment.phase, moment.operation, module_of(moment.scope), moment.source, moment.layer
     )
 
@@ -203,7 +203,7 @@ def _point(moment: Moment) -> Point:
 def peak_line(found: Timeline) -> str:
     """The peak in a line: where the program is then.
 
-    >>> peak_line(Timeline(2, 0, (Point(2, "forward", "sin", "mlp", "net.py:3 (f)", 1),), (), (), 0, ()))
+    >>> peak_line(Timeline(2, 0, (TimelinePoint(2, "forward", "sin", "mlp", "net.py:3 (f)", 1),), (), (), 0, ()))
     'forward, sin of mlp, net.py:3 (f), inside a loop'
     """
     if not found.points:

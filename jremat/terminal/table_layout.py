@@ -26,7 +26,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row's cells, one a column."""
 
     cells: tuple[str, ...]
@@ -57,7 +57,7 @@ class Layout:
         """Of the widest line, what goes on below left out."""
         return max(_total(list(group.values())) + INDENT * (k > 0) for k, group in enumerate(self.groups))
 
-    def lines(self, row: Row, columns: Sequence[Column], width: int) -> Iterator[str]:
+    def lines(self, row: TableRow, columns: Sequence[Column], width: int) -> Iterator[str]:
         """The lines of one row."""
         cells = list(row.cells)
         lead = len(cells[0]) - len(cells[0].lstrip())
@@ -77,11 +77,11 @@ class Layout:
             yield from wrapped(" " * start + text, width, start)
 
 
-def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Layout:
+def laid_out(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> Layout:
     """The layout in which every cell of the rows is shown within ``width``.
 
     >>> columns = Column("value"), Column("bytes", right=True), Column("why", loose=True)
-    >>> rows = [Row(("up", "2.0 MiB", "the policy keeps what is named up"))]
+    >>> rows = [TableRow(("up", "2.0 MiB", "the policy keeps what is named up"))]
     >>> [line for width in (80, 30) for line in laid_out(columns, rows, width).lines(rows[0], columns, width)]
     ['up     2.0 MiB  the policy keeps what is named up', 'up     2.0 MiB', '    the policy keeps what is', \
 '    named up']
@@ -115,7 +115,7 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Layo
     return Layout(tuple(groups), tuple(loose))
 
 
-def _by_column(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[list[str]]:
+def _by_column(columns: Sequence[Column], rows: Sequence[TableRow]) -> Iterator[list[str]]:
     for k, column in enumerate(columns):
         yield [column.head, *(row.cells[k] for row in rows)]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 from jremat.policy.shown import human, human_flops
-from jremat.terminal.table_layout import INDENT, Column, Note, Row, laid_out
+from jremat.terminal.table_layout import INDENT, Column, Note, TableRow, laid_out
 from jremat.terminal.text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Table:
     def __init__(self, title: str = "", caption: str = "") -> None:
         self.title, self.caption = title, caption
         self.columns: list[Column] = []
-        self.rows: list[Row | Note | None] = []  # None: a new section begins
+        self.rows: list[TableRow | Note | None] = []  # None: a new section begins
 
     def add_column(self, head: str, *, right: bool = False, loose: bool = False) -> None:
         """A column more, at the right: its head, whether it holds figures, whether it may stand below its row.
@@ -74,7 +74,7 @@ class Table:
         """A row more; cells that are left out are empty."""
         assert len(cells) <= len(self.columns)
         blank = ("",) * (len(self.columns) - len(cells))
-        self.rows.append(Row((*map(printable, cells), *blank), bold))
+        self.rows.append(TableRow((*map(printable, cells), *blank), bold))
 
     def add_note(self, text: str) -> None:
         """Text below the last row, in lines of its own."""
@@ -88,10 +88,10 @@ class Table:
     def lines(self, width: int) -> Iterator[tuple[str, bool]]:
         """Each line at a width, and whether it is bold."""
         yield from ((line, False) for line in wrapped(printable(self.title), width) if line)
-        rows = [row for row in self.rows if isinstance(row, Row)]
+        rows = [row for row in self.rows if isinstance(row, TableRow)]
         layout = laid_out(self.columns, rows, width)
         if any(column.head for column in self.columns):
-            for line in layout.lines(Row(tuple(column.head for column in self.columns)), self.columns, width):
+            for line in layout.lines(TableRow(tuple(column.head for column in self.columns)), self.columns, width):
                 yield line, False
             yield "─" * min(width, layout.width), False
         for row in self.rows:

@@ -40,7 +40,7 @@ def checkpoint(
 
     The function is traced to its graph, each value gets its decision, and a name is put on those to keep: so the policy
     holds value by value, under every JAX version and under ``jax_remat3``. Matmuls inside a kernel with a derivative of
-    its own (``custom_vjp``) are no matmuls to a policy; its tags are heard.
+    its own (``custom_vjp``) are no matmuls to a policy; its tags count.
 
     Args:
         f: any traceable function of pytrees.

@@ -61,7 +61,7 @@ def candidates(graph: Graph) -> Iterator[Candidate]:
 
     A kernel is an operation with a derivative of its own (``custom_vjp``) or one that JAX can't look into: its matmuls
     are nobody's matmuls, only its tags speak. Marks bear the graph's fingerprint, so that a remat inside a remat
-    doesn't hear the outer one's.
+    doesn't see the outer one's.
     """
     return _candidates(graph, f"{MARK}{graph.fingerprint[:8]}.", inside=False, in_rule=False)
 

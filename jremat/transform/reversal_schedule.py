@@ -45,7 +45,7 @@ Action = Advance | Store | Restore | Free | Backward
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ReversalSchedule:
     """The reversal of a stack as a list of actions.
 
     The working state starts as the stack's input. All actions before the first ``Backward`` are the forward sweep.
@@ -77,7 +77,7 @@ class Tally:
     runs: tuple[int, ...]
 
 
-def simulate(schedule: Schedule) -> Tally:
+def simulate(schedule: ReversalSchedule) -> Tally:
     """Run a schedule on paper.
 
     Args:
@@ -91,7 +91,7 @@ def simulate(schedule: Schedule) -> Tally:
             that holds nothing, more slots than ``schedule.slots``, a layer taken back out of turn, or some never.
 
     >>> actions = (Store(0), Advance(0, 1), Backward(1), Restore(0), Backward(0))
-    >>> simulate(Schedule(2, 1, actions)).forward_steps
+    >>> simulate(ReversalSchedule(2, 1, actions)).forward_steps
     1
     """
     num_layers = schedule.num_layers
@@ -149,11 +149,11 @@ class Tables:
     registers: int
 
 
-def tables(schedule: Schedule) -> Tables:
+def tables(schedule: ReversalSchedule) -> Tables:
     """A valid schedule as register tables.
 
     >>> actions = (Store(0), Advance(0, 1), Backward(1), Restore(0), Backward(0))
-    >>> tables(Schedule(2, 1, actions)).turns.tolist()
+    >>> tables(ReversalSchedule(2, 1, actions)).turns.tolist()
     [[0, 0, 1], [0, 0, 0]]
     """
     simulate(schedule)

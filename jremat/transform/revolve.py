@@ -2,10 +2,10 @@
 
 import math
 
-from jremat.transform.reversal_schedule import Action, Advance, Backward, Free, Restore, Schedule, Store
+from jremat.transform.reversal_schedule import Action, Advance, Backward, Free, Restore, ReversalSchedule, Store
 
 
-def binomial(num_layers: int, slots: int) -> Schedule:
+def binomial(num_layers: int, slots: int) -> ReversalSchedule:
     """The schedule of fewest forward steps in ``slots``, all layers costing alike.
 
     Args:
@@ -23,7 +23,7 @@ def binomial(num_layers: int, slots: int) -> Schedule:
     """
     _positive(num_layers=num_layers, slots=slots)
     actions = [Store(0), *_reverse(0, num_layers, 0, list(range(1, slots))), Free(0)]
-    return Schedule(num_layers, slots, tuple(actions))
+    return ReversalSchedule(num_layers, slots, tuple(actions))
 
 
 def binomial_steps(num_layers: int, slots: int) -> int:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import policies
-from jremat.command.output import Subject
+from jremat.command.output import ExplainedFunction
 from jremat.estimator.config import TransformerConfig
 from jremat.planner.request import Request
 from jremat.policy import Policy
@@ -20,7 +20,7 @@ from scripts.training.architecture import architecture
 from scripts.training.step import initial_state, train_step
 
 
-def subject(flags: Explain, spec: str) -> Subject:
+def subject(flags: Explain, spec: str) -> ExplainedFunction:
     """The loss of the model that the flags describe, its layers under ``spec``.
 
     Raises:
@@ -45,7 +45,7 @@ def subject(flags: Explain, spec: str) -> Subject:
     adamw = optax.adamw(1e-4)
     state = jax.eval_shape(lambda tree: initial_state(tree, adamw), params)
     batch = jax.ShapeDtypeStruct((1, flags.batch, seq + 1), jnp.int32)
-    return Subject(
+    return ExplainedFunction(
         title=_title(flags.model.model, config, flags.batch, seq),
         forward=loss,
         args=(params, tokens, tokens, key if config.dropout else None),

@@ -59,7 +59,7 @@ class Planning:
         tuple[str, ...],
         tyro.conf.arg(name="keep-tags", aliases=("--keep",), metavar="TAG …", help_behavior_hint="(default: none)"),
     ] = ()
-    """Tags of values that must not be made twice."""
+    """Tags of values that must not be recomputed."""
     named: tuple[str, ...] = ("none", "full", "dots_with_no_batch_dims_saveable", "save_only_matmuls", "dots_saveable")
     """Policies to stand beside the plan."""
     largest_batch: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jremat.planner.result import Kept, Plan, Point
+from jremat.planner.result import KeptValue, Plan, Point
 from jremat.terminal.tables import Table, columns, human, human_flops
 from scripts.planning.question import Answer, Tried
 
@@ -24,9 +24,9 @@ def of_kept(answer: Answer) -> Table:
     return table
 
 
-def _together(rows: Sequence[Kept]) -> list[Kept]:
+def _together(rows: Sequence[KeptValue]) -> list[KeptValue]:
     """Values of one tag and one line as one row."""
-    found: dict[tuple[str, str, str, int], Kept] = {}
+    found: dict[tuple[str, str, str, int], KeptValue] = {}
     for row in rows:
         key = row.name, row.source, row.where, row.layers
         before = found.get(key)

@@ -1,4 +1,4 @@
-"""What a training run is told: the flags, and the checks that need nothing but the flags.
+"""A training run's flags, and the checks that need nothing but the flags.
 
 Nothing here imports JAX, so that help and a mistyped flag are answered at once.
 """
@@ -172,7 +172,7 @@ class Run:
             raise ValueError("resume: needs --out DIR, the run to go on with")
 
 
-_INT32 = 2**31 - 1  # JAX's integers, unless it is told otherwise
+_INT32 = 2**31 - 1  # JAX's integers, unless x64 is on
 
 # Every count among the flags, with the least that makes sense; None stands for "the default".
 _LEAST = {

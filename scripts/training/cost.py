@@ -6,7 +6,7 @@ import jax
 
 from jremat.estimator.config import TransformerConfig
 from jremat.estimator.hardware import chip_of
-from jremat.measure import Peak, peak_of
+from jremat.measure import PeakFlops, peak_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def model_flops(config: TransformerConfig, tokens: int, seq: int) -> ModelFlops:
     return ModelFlops(weights + attention, weights + attention // 2)
 
 
-def matmul_peak(compute_dtype: str) -> Peak:
+def matmul_peak(compute_dtype: str) -> PeakFlops:
     """What MFU is measured against: the default device's peak in the table of chips, or a matmul measured now."""
     device = jax.devices()[0]
     peak = peak_of(device, compute_dtype)

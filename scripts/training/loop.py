@@ -82,7 +82,7 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what can't be written now has been told already
+        with contextlib.suppress(OSError):  # what can't be written now has been reported already
             self._file.close()
 
 

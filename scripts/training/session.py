@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jremat.measure import Peak
+from jremat.measure import PeakFlops
 from jremat.policy.files import write_json
 from jremat.terminal.command_line import fail, say, warn
 from jremat.terminal.tables import human
@@ -125,7 +125,7 @@ def _loss_of(step: int, rows: Sequence[Mapping[str, Any]]) -> float | None:
     return next((row["loss"] for row in reversed(rows) if row["step"] == step and "loss" in row), None)
 
 
-def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) -> list[str]:
+def _opening(job: Job, memory: StepBytes, peak: PeakFlops, compile_seconds: float) -> list[str]:
     """What the run is, before its first step."""
     c, corpus, text, name = job.config, job.batches.corpus, job.run.text, job.run.model.model
     skipped = f", {corpus.skipped} files that are no text left out" if corpus.skipped else ""
@@ -144,7 +144,7 @@ def _opening(job: Job, memory: StepBytes, peak: Peak, compile_seconds: float) ->
 
 
 def _summary(
-    job: Job, outcome: Outcome, final_loss: float | None, flops: ModelFlops, memory: StepBytes, peak: Peak
+    job: Job, outcome: Outcome, final_loss: float | None, flops: ModelFlops, memory: StepBytes, peak: PeakFlops
 ) -> dict[str, Any]:
     """The run in numbers.
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jremat.fitting.choose import Choices, Row
+from jremat.fitting.choose import Choices, SegmentRow
 from jremat.fitting.fitted import Fitted
 from jremat.fitting.inside import choices_inside
-from jremat.fitting.planner import _planned, active_places, loss_places
+from jremat.fitting.planner import active_places, loss_places, planned_row
 from jremat.fitting.program import entered_program
 from jremat.fitting.read import Reading, read
 from jremat.graph.arguments import take_apart
@@ -26,9 +26,9 @@ def choices_of(f, *args) -> tuple[Reading, Choices]:
     return reading, Choices(reading, inside=choices_inside(reading, active, COST, ()))
 
 
-def fitted(f, args, reading: Reading, choices: Choices, row: Row) -> Fitted:
+def fitted(f, args, reading: Reading, choices: Choices, row: SegmentRow) -> Fitted:
     """The function under one row of segments."""
-    return Fitted(f, reading.program, take_apart(f, args, {}), _planned(reading, row))
+    return Fitted(f, reading.program, take_apart(f, args, {}), planned_row(reading, row))
 
 
 def layers(ws, x):

@@ -19,7 +19,7 @@ from jremat import jax_internals as internals
 from jremat.graph.letters import Polynomial, Size
 from jremat.graph.trace import user_line
 from jremat.measure.compile import compiled, lower
-from jremat.measure.hlo_schedule import Schedule
+from jremat.measure.hlo_schedule import HloSchedule
 from jremat.measure.memory_analysis import measured
 from jremat.measure.targets import target
 from jremat.transform.linear_map import LinearMap
@@ -377,7 +377,7 @@ def test_what_xla_dumps_is_read_by_its_schema(tmp_path):
         compiler_options={"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True},
     )  # fmt: skip
     (dump,) = tmp_path.glob("*after_optimizations.hlo.pb")
-    schedule = Schedule(dump.read_bytes())
+    schedule = HloSchedule(dump.read_bytes())
     text = program.as_text()
     entry = [i for i in schedule.instructions.values() if i.id in schedule.entry_ids]
     assert entry and all(f"{i.name} = " in text for i in entry), "names of instructions"

@@ -3,7 +3,7 @@ import pytest
 
 from jremat.measure.compile import compiled, lower
 from jremat.measure.hlo_proto import FREE, SHARE, hlo_proto
-from jremat.measure.hlo_schedule import Schedule
+from jremat.measure.hlo_schedule import HloSchedule
 from jremat.measure.targets import target
 
 
@@ -14,7 +14,7 @@ def program(request, tmp_path_factory):
     options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_proto": True}
     done = compiled(lower(stack.step("keep_up"), stack.shapes(), kind), kind, xla_remat=False, compiler_options=options)
     (found,) = folder.glob("*after_optimizations.hlo.pb")
-    return Schedule(found.read_bytes()), done.memory_analysis()
+    return HloSchedule(found.read_bytes()), done.memory_analysis()
 
 
 def test_the_replayed_heap_is_the_compilers_temporaries(program):
@@ -50,7 +50,7 @@ def test_two_heaps_worth_of_sharing():
     trace = program.buffer_assignment.heap_simulator_traces.add()
     for kind, buffer, share in ((0, 1, 0), (SHARE, 2, 1), (FREE, 1, 0), (0, 3, 0), (FREE, 2, 0), (FREE, 3, 0)):
         trace.events.add(kind=kind, buffer_id=buffer, share_with_canonical_id=share)
-    schedule = Schedule(program.SerializeToString())
+    schedule = HloSchedule(program.SerializeToString())
     peak, alive = schedule.alive_at_peak()
     assert peak == 160
     assert [life.nbytes for life in alive] == [100, 60]
@@ -58,5 +58,5 @@ def test_two_heaps_worth_of_sharing():
 
 def test_an_unreadable_dump_is_refused():
     with pytest.raises(ValueError, match="expected an HloProto of XLA, got 5 bytes"):
-        Schedule(b"\x0a\x05abc").alive_at_peak()
-    assert Schedule(b"").alive_at_peak() == (0, [])
+        HloSchedule(b"\x0a\x05abc").alive_at_peak()
+    assert HloSchedule(b"").alive_at_peak() == (0, [])

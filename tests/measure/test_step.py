@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jremat.measure import DeviceMemory, Peak, Timing, device_memory, measured_peak, peak_of, throughput, time_step
+from jremat.measure import DeviceMemory, PeakFlops, Timing, device_memory, measured_peak, peak_of, throughput, time_step
 
 
 def test_every_call_is_counted_and_the_warmup_left_out():
@@ -52,14 +52,14 @@ def test_counts_below_one_are_refused():
 def test_throughput_by_hand():
     # 4 devices of 100 FLOP/s for 2 s could do 800 FLOP.
     found = throughput(Timing(5.0, (1.0, 2.0, 9.0)), tokens=6, model_flops=400, model_flops_half=200,
-                       total_flops=600, peak=Peak(100.0, "chip"), num_devices=4)  # fmt: skip
+                       total_flops=600, peak=PeakFlops(100.0, "chip"), num_devices=4)  # fmt: skip
     assert (found.step_seconds, found.tokens_per_second) == (2.0, 3.0)
     assert (found.mfu_full, found.mfu_half, found.hfu) == (0.5, 0.25, 0.75)
 
 
 def test_flops_in_the_wrong_order_are_refused():
     with pytest.raises(ValueError, match=r"expected model_flops_half <= model_flops, got 3 and 2"):
-        throughput(Timing(1, (1.0,)), tokens=1, model_flops=2, model_flops_half=3, total_flops=9, peak=Peak(1, ""))
+        throughput(Timing(1, (1.0,)), tokens=1, model_flops=2, model_flops_half=3, total_flops=9, peak=PeakFlops(1, ""))
 
 
 def test_a_chip_outside_the_table_is_measured():
@@ -74,7 +74,7 @@ def test_a_known_chip_comes_from_the_table():
     class Device:
         device_kind = "NVIDIA H200"
 
-    assert peak_of(Device(), "bfloat16") == Peak(989.4e12, "h200")
+    assert peak_of(Device(), "bfloat16") == PeakFlops(989.4e12, "h200")
 
 
 def test_device_memory_keeps_its_figures_apart():

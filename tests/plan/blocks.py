@@ -39,7 +39,7 @@ def deep_args():
 
 
 def routed(w, x):
-    """A router that sends each row to one of two experts: a choice that must not be made twice."""
+    """A router that sends each row to one of two experts: a choice that must not be recomputed."""
     logits = tag(x @ w["router"], "router")
     weight, expert = jax.lax.top_k(jax.nn.softmax(logits), 1)
     up = jnp.einsum("rh,rhw->rw", x, w["experts"][expert[:, 0]])

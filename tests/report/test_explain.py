@@ -10,7 +10,7 @@ from jremat.graph.arguments import take_apart
 from jremat.policy import tag
 from jremat.report.explain import explain, explain_call
 from jremat.report.explained import by_segment
-from jremat.report.kept_reasons import Rules
+from jremat.report.kept_reasons import PolicyRules
 from tests.transform.blocks import case
 
 SPECS = ["full", "dots_saveable", "save_only_matmuls", "save:attn_out", "but:mlp_up", "none", "offload:attn_out"]
@@ -46,7 +46,7 @@ def test_plans_sum_up_too_and_each_segment_holds_its_own(spec):
 
     f = jremat.stack(block, plan, num_layers=layers)
     args = jnp.ones((layers, 16, 16)), jnp.ones((8, 16))
-    found = explain_call(take_apart(f, args, {}), Rules(plan, layers))
+    found = explain_call(take_apart(f, args, {}), PolicyRules(plan, layers))
     assert found.kept_bytes == jremat.residuals(f, *args).total_bytes
     counted = jremat.flops(jax.value_and_grad(lambda w, x: f(w, x).sum(), (0, 1)), *args)
     assert found.recompute_flops == counted.recompute

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 
 from jremat.report import paint, plots
 from jremat.report.labels import place
-from jremat.report.timeline import Point, Timeline
+from jremat.report.timeline import Timeline, TimelinePoint
 
 NAMED = [("none", 5e9, 0.0), ("full", 2e9, 0.01), ("selective", 3e9, 0.004)]
 PLANNED = [(4e9, 0.001), (1.8e9, 0.009), (2.5e9, 0.003)]
 LINE = Timeline(
     peak_bytes=3,
     peak_step=1,
-    points=tuple(Point(n, "forward", "sin", "", "", 0) for n in (1, 3, 2)),
+    points=tuple(TimelinePoint(n, "forward", "sin", "", "", 0) for n in (1, 3, 2)),
     lines=(("arguments", (1, 1, 1)), ("work of the moment", (0, 2, 1))),
     buffers=(),
     untold=0,

@@ -7,7 +7,7 @@ import pytest
 import jremat
 import policies
 from jremat.estimator.config import TransformerConfig
-from jremat.measure import Peak, Timing, check_memory, target, throughput
+from jremat.measure import PeakFlops, Timing, check_memory, target, throughput
 from jremat.policy import tag
 
 
@@ -73,7 +73,12 @@ RESULTS = {
     "timing": (lambda: Timing(1.5, (0.25,)), ("step 250.0 ms measured", "first call 1.50 s")),
     "throughput": (
         lambda: throughput(
-            Timing(1, (2.0,)), tokens=8, model_flops=60, model_flops_half=50, total_flops=80, peak=Peak(1e14, "a100")
+            Timing(1, (2.0,)),
+            tokens=8,
+            model_flops=60,
+            model_flops_half=50,
+            total_flops=80,
+            peak=PeakFlops(1e14, "a100"),
         ),
         ("4  of all devices", "100 TFLOP/s (a100)", "measured"),
     ),

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jremat.transform.reversal_schedule import Advance, Backward, Free, Restore, Schedule, Store, simulate, tables
+from jremat.transform.reversal_schedule import (
+    Advance,
+    Backward,
+    Free,
+    Restore,
+    ReversalSchedule,
+    Store,
+    simulate,
+    tables,
+)
 from jremat.transform.revolve import binomial, binomial_steps
 
 LAYERS, SLOTS = 64, 8
@@ -89,7 +98,7 @@ def test_tables_do_what_the_schedule_says(n, slots):
 )
 def test_the_simulator_finds_broken_schedules(actions, why):
     with pytest.raises(ValueError, match=why):
-        simulate(Schedule(2, 1, actions))
+        simulate(ReversalSchedule(2, 1, actions))
 
 
 def test_bad_numbers_are_named():

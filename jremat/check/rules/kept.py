@@ -7,7 +7,7 @@ from jax.extend import core
 
 from jremat.calibration import LINT
 from jremat.check.finding import Finding, Rule
-from jremat.check.policy_answers import decision, names_heard
+from jremat.check.policy_answers import decision, decisions_by_name
 from jremat.check.rules.kernels import kernels
 from jremat.check.rules.names import rulings, tags_in
 from jremat.check.sites import Site, bodies, equations
@@ -55,8 +55,8 @@ def _saves_nothing(subject: Subject) -> Iterator[Finding]:
 def _left_out(site: Site) -> list[str]:
     if site.ours:  # which leaves the value before a tag out too
         return []
-    heard = {name for name, decision in names_heard(site.policy).items() if decision is RECOMPUTE}
-    return sorted(heard & tags_in(of_body(site)))
+    recomputed = {name for name, decision in decisions_by_name(site.policy).items() if decision is RECOMPUTE}
+    return sorted(recomputed & tags_in(of_body(site)))
 
 
 def _all(counted: Flops) -> int:

@@ -28,7 +28,7 @@ _LAYOUT = frozenset(
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelCall:
     """A fused operation that does matmuls.
 
     Args:
@@ -47,7 +47,7 @@ class Kernel:
         return user_line(self.eqn)
 
 
-def kernels(jaxpr: Any) -> Iterator[Kernel]:
+def kernels(jaxpr: Any) -> Iterator[KernelCall]:
     """Every fused operation of a program that does matmuls."""
     for body in bodies(jaxpr):
         for eqn in body.eqns:
@@ -55,7 +55,7 @@ def kernels(jaxpr: Any) -> Iterator[Kernel]:
                 alone = body.replace(eqns=[eqn], constvars=[], invars=_variables(eqn.invars), outvars=list(eqn.outvars))
                 flops = graph_of_jaxpr(alone).matmul_flops
                 if flops:
-                    yield Kernel(eqn, body, flops)
+                    yield KernelCall(eqn, body, flops)
 
 
 def _core_attention(subject: Subject) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def _core_attention(subject: Subject) -> Iterator[Finding]:
         fused = next(kernels(ruling.site.body), None)
         if fused is None:
             continue
-        left_out = {n for n, decision in ruling.heard.items() if decision is RECOMPUTE}
+        left_out = {n for n, decision in ruling.decisions.items() if decision is RECOMPUTE}
         if left_out and not left_out & tags_in(ruling.piece):
             yield Finding(
                 rule=CORE_ATTN_FUSED.slug,
@@ -83,7 +83,7 @@ def _core_attention(subject: Subject) -> Iterator[Finding]:
         if again and saved <= LINT.saves_nothing * of_body(site).rows.device_bytes * site.repeats:
             yield Finding(
                 rule=CORE_ATTN_FUSED.slug,
-                message="a remat around a fused attention alone: the kernel already makes its scores again, so its "
+                message="a remat around a fused attention alone: the kernel already recomputes its scores, so its "
                 f"whole forward is rerun to save {max(saved, 0):,} bytes",
                 place=site.source,
                 cure="take this remat away, or put one around the whole block",
@@ -98,7 +98,7 @@ def _named_outside(subject: Subject) -> Iterator[Finding]:
             if named is None:
                 continue
             inside = tags_in(_piece(kernel.jaxpr, [kernel.eqn], list(kernel.eqn.outvars)))
-            if any(decision is not RECOMPUTE and name in inside for name, decision in ruling.heard.items()):
+            if any(decision is not RECOMPUTE and name in inside for name, decision in ruling.decisions.items()):
                 continue
             piece = _piece(kernel.jaxpr, named, list(named[-1].outvars))
             again = subject_of(take_apart(_under(piece, ruling.policy), piece.avals, {})).recomputed
@@ -115,7 +115,7 @@ def _named_outside(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def _named(kernel: Kernel, ruling: Ruling) -> list[Any] | None:
+def _named(kernel: KernelCall, ruling: Ruling) -> list[Any] | None:
     """The equations from a kernel to a kept name on its output."""
     reached, path = set(kernel.eqn.outvars), [kernel.eqn]
     start = kernel.jaxpr.eqns.index(kernel.eqn)

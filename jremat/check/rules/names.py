@@ -1,4 +1,4 @@
-"""Policies whose names are not heard: nobody bears them, or nobody reads what bears them."""
+"""Names in policies that have no effect: no value is tagged so, or nothing reads the value."""
 
 import difflib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jremat.check.finding import Finding, Rule
-from jremat.check.policy_answers import names_heard
+from jremat.check.policy_answers import decisions_by_name
 from jremat.check.rules.costs import rerun_flops
 from jremat.check.sites import Site, bodies, equations, read_in
 from jremat.check.subject import Subject, of_body
@@ -31,9 +31,11 @@ class Ruling:
     site: Site
 
     @property
-    def heard(self) -> dict[str, Decision]:
+    def decisions(self) -> dict[str, Decision]:
         """The names that it speaks of."""
-        return {name: decision for name, decision in names_heard(self.policy).items() if not name.startswith(MARK)}
+        return {
+            name: decision for name, decision in decisions_by_name(self.policy).items() if not name.startswith(MARK)
+        }
 
 
 def rulings(subject: Subject) -> Iterator[Ruling]:
@@ -80,7 +82,7 @@ def _unknown(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
         yield from _unknown_places(ruling)
         optional = ruling.policy.optional if isinstance(ruling.policy, Policy) else frozenset()
-        wanted = {n for n, decision in ruling.heard.items() if decision is not RECOMPUTE and n not in optional}
+        wanted = {n for n, decision in ruling.decisions.items() if decision is not RECOMPUTE and n not in optional}
         if not wanted:
             continue
         borne = tags_in(ruling.piece)
@@ -101,7 +103,7 @@ def _unknown(subject: Subject) -> Iterator[Finding]:
 
 def _dropped(subject: Subject) -> Iterator[Finding]:
     for ruling in rulings(subject):
-        wanted = {n for n, decision in ruling.heard.items() if decision is not RECOMPUTE}
+        wanted = {n for n, decision in ruling.decisions.items() if decision is not RECOMPUTE}
         if not wanted or ruling.site.ours:  # ours keeps the value that a tag names, whoever reads it
             continue
         read, dropped = set(), {}

@@ -53,8 +53,8 @@ def _none(subject: Subject) -> Iterator[Finding]:
         if names and (again := rerun_flops(site)):
             yield Finding(
                 rule=POLICY_NONE.slug,
-                message="the remat has policy=None, which makes everything again (it is 'full', not 'none'); "
-                f"nobody hears the names in it: {', '.join(names)}",
+                message="the remat has policy=None, which recomputes everything (it is 'full', not 'none') "
+                f"and ignores the names in it: {', '.join(names)}",
                 place=site.source,
                 cure="to keep everything, take the remat away (policies.get('none')); to keep nothing, say so: "
                 "policies.get('full') or jax.checkpoint_policies.nothing_saveable",
@@ -127,14 +127,14 @@ def _size(shape: tuple[int, ...]) -> int:
 NO_BATCH_DIMS = Rule(
     "no-batch-dims",
     "dots_with_no_batch_dims_saveable keeps nothing under vmap, pipeline stages or experts",
-    "vmap over weights gives every matmul a batch dimension, so the policy makes all of them again",
+    "vmap over weights gives every matmul a batch dimension, so the policy recomputes all of them",
     "decide before the vmap (jremat.checkpoint), or keep by name",
     _no_batch_dims,
 )
 POLICY_NONE = Rule(
     "policy-none",
     "`none`, None and `full` confused: a remat without a policy around values with names",
-    "policy=None makes everything again; nobody hears the names",
+    "policy=None recomputes everything and ignores the names",
     "take the remat away, or say nothing_saveable",
     _none,
 )

@@ -246,7 +246,7 @@ causal_softmax.defvjp(_causal_softmax_forward, _causal_softmax_backward)
 def dropout(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
     """Zeroes each value with probability ``rate`` and divides the others by ``1 - rate``.
 
-    Keeps its key only: the backward makes the mask again, the same one, under any remat.
+    Keeps its key only: the backward pass draws the same mask from it, under any remat.
 
     Args:
         x: any shape.
