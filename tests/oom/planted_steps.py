@@ -47,6 +47,17 @@ def saved_residuals(target: str = "h200") -> Planted:
     return Planted("saved-residuals", jax.jit(_sgd(_mlp), donate_argnums=0), (_MLP, _array(TOKENS, WIDTH)), target)
 
 
+def unrolled_residuals(target: str = "h200") -> Planted:
+    """Layers written one after the other, so that nothing is stacked."""
+
+    def loss(params, x):
+        for layer in range(LAYERS):
+            x = x + jax.nn.gelu(x @ params["up"][layer]) @ params["down"][layer]
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    return Planted("saved-residuals", jax.jit(_sgd(loss), donate_argnums=0), (_MLP, _array(TOKENS, WIDTH)), target)
+
+
 def not_donated(target: str = "h200") -> Planted:
     """Remat everywhere, few tokens, and the state twice."""
     adam = optax.adam(1e-3)
@@ -128,10 +139,10 @@ def gathered_parameters(target: str = "h200x8") -> Planted:
 # XLA for CPU computes bfloat16 in float32, so that float32 residuals are no surprise there; it has one device.
 PLANTED = [
     *((name, "h200") for name in ("saved_residuals", "not_donated", "training_state", "logits", "attention_scores")),
-    *((name, "h200") for name in ("float32_residuals", "gradient_buffers")),
+    *((name, "h200") for name in ("float32_residuals", "gradient_buffers", "unrolled_residuals")),
     ("gathered_parameters", "h200x8"),
     *((name, "cpu") for name in ("saved_residuals", "not_donated", "training_state", "logits", "attention_scores")),
-    ("gradient_buffers", "cpu"),
+    *((name, "cpu") for name in ("gradient_buffers", "unrolled_residuals")),
 ]
 
 
