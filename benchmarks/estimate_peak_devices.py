@@ -60,10 +60,10 @@ _SPREAD = {
     "data parallel": Parallel(data=8),
     "ZeRO-1": Parallel(data=8, zero=1),
     "ZeRO-2": Parallel(data=8, zero=2),
-    "FSDP": Parallel(data=8, zero=3),
+    "FSDP": Parallel(fsdp=8),
     "tensor": Parallel(tensor=8),
     "tensor, sequence": Parallel(tensor=8, sequence=True),
-    "FSDP 4, tensor 2": Parallel(data=4, zero=3, tensor=2),
+    "FSDP 4, tensor 2": Parallel(fsdp=4, tensor=2),
     "data 2, tensor 4": Parallel(data=2, tensor=4),
     "ZeRO-1 4, sequence 2": Parallel(data=4, zero=1, tensor=2, sequence=True),
 }
@@ -97,78 +97,28 @@ def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     import jax
     import jax.numpy as jnp
     import optax
-    from jax.sharding import AbstractMesh, AxisType, NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import NamedSharding
 
     from models.remat import remat
+    from models.sharding import Sharding
     from models.transformer import init_params, mean_loss
 
-    config, optimizer, p = case.config, optax.adamw(1e-3), case.parallel
-    mesh = AbstractMesh((p.data, p.tensor), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    placed = lambda *axes: NamedSharding(mesh, P(*axes))
-    stream = placed("data", "tensor" if p.sequence else None)
-
-    wide = placed("data", None, "tensor")  # heads, or the MLP's width
-
-    def enters(block: Any) -> Any:
-        """The block's class, with its stream and what tensor parallelism splits laid out as the parallelism says."""
-
-        class Placed(block):
-            def __call__(self, x: jax.Array, *rest: Any, **options: Any) -> jax.Array:
-                return super().__call__(jax.lax.with_sharding_constraint(x, stream), *rest, **options)
-
-            def _projection(self, name: str, *rest: Any, **options: Any) -> Any:
-                project = super()._projection(name, *rest, **options)
-                layout = stream if name in ("attn_proj", "mlp_out") else wide
-                return lambda x: jax.lax.with_sharding_constraint(project(x), layout)
-
-        return Placed
-
-    plain = remat(policies.get(case.spec), config).model(config)
-    model = plain.clone(remat=lambda block: plain.remat(enters(block)))
-
-    def cut(path: Any, leaf: Any, zero: bool) -> Any:
-        names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
-        spec: list[Any] = [None] * len(leaf.shape)
-        axis = tensor_axis(names, len(leaf.shape))
-        if axis is not None and p.tensor > 1:
-            spec[axis] = "tensor"
-        # The first axis of a layer's parameters is the layers': a scan cuts it step by step, so it stays whole.
-        free = [k for k in range("blocks" in names, len(leaf.shape)) if not spec[k] and leaf.shape[k] % p.data == 0]
-        if zero and p.data > 1 and free:
-            spec[max(free, key=lambda k: leaf.shape[k])] = "data"
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed(*spec))
-
-    tree = lambda shapes, zero: jax.tree_util.tree_map_with_path(lambda path, s: cut(path, s, zero), shapes)
+    config, optimizer, sharding = case.config, optax.adamw(1e-3), Sharding(case.parallel)
+    model = remat(policies.get(case.spec), config).model(config, sharding)
     shapes = jax.eval_shape(functools.partial(init_params, config), jax.eval_shape(lambda: jax.random.key(0)))
-    params, state = tree(shapes, p.zero >= 3), tree(jax.eval_shape(optimizer.init, shapes), p.zero >= 1)
-    gradients = tree(shapes, p.zero >= 2)
-    keep = lambda values, like: jax.lax.with_sharding_constraint(values, jax.tree.map(lambda s: s.sharding, like))
+    inner = jax.eval_shape(optimizer.init, shapes)
+    placed = sharding.tree(shapes), sharding.tree(inner, "optimizer state")
+    gradients = sharding.tree(shapes, "gradients")
 
     def step(params, state, tokens, targets):
         loss, grads = jax.value_and_grad(lambda q: mean_loss(model, q, tokens, targets, None, case.chunk))(params)
-        grads = keep(grads, gradients)
-        updates, new = optimizer.update(grads, state, params)
-        return keep(optax.apply_updates(params, updates), params_like), keep(new, state_like), loss
+        updates, state = optimizer.update(jax.lax.with_sharding_constraint(grads, gradients), state, params)
+        return *jax.lax.with_sharding_constraint((optax.apply_updates(params, updates), state), placed), loss
 
-    params_like, state_like = params, state
-    tokens = jax.ShapeDtypeStruct((case.batch, case.seq), jnp.int32, sharding=placed("data"))
-    return jax.jit(step, donate_argnums=(0, 1)), (params, state, tokens, tokens)
-
-
-def tensor_axis(names: list[str], rank: int) -> int | None:
-    """The axis of a parameter that tensor parallelism splits (Shoeybi et al. 2019): of heads, MLP width, vocabulary.
-
-    >>> tensor_axis(["blocks", "query", "kernel"], 4), tensor_axis(["blocks", "mlp_out", "kernel"], 3)
-    (2, 1)
-    """
-    if names[-1] in ("token_embedding", "head"):
-        return 0
-    if any(name in ("query", "key", "value", "mlp_up", "mlp_gate") for name in names):
-        return 2 if names[-1] == "kernel" else 1
-    if any(name in ("attn_proj", "mlp_out") for name in names) and names[-1] == "kernel":
-        return 1
-    return None
+    laid = lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+    rows = NamedSharding(sharding.mesh, sharding.batch)
+    tokens = laid(jax.ShapeDtypeStruct((case.batch, case.seq), jnp.int32), rows)
+    return jax.jit(step, donate_argnums=(0, 1)), (*jax.tree.map(laid, (shapes, inner), placed), tokens, tokens)
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -55,9 +55,7 @@ def by_sequence(folder: Path) -> list[Path]:
     chosen = [
         policies.get(spec) for spec in ("none", "save_only_matmuls", "torchtitan_selective_op", "full", "every_k:4")
     ]
-    run = TrainingStep(
-        config=config, policy=chosen[0], batch=8, seq=8192, parallel=Parallel(data=8, zero=3), chunk=1024
-    )
+    run = TrainingStep(config=config, policy=chosen[0], batch=8, seq=8192, parallel=Parallel(fsdp=8), chunk=1024)
     title = "Llama 3 8B, one sequence a device, 8 devices, FSDP: estimated"
     room = CHIPS["h100"].hbm_bytes
     return plots.by_sequence(peaks(run, chosen), folder=folder, name="memory-by-seq", title=title, hbm_bytes=room)

@@ -109,7 +109,8 @@ def every_layout() -> Iterator[Parallel]:
     powers = [2**k for k in range(13)]
     for data, zero, tensor, sequence, context in itertools.product(powers, range(4), powers[:4], (0, 1), powers[:4]):
         if data * tensor * context <= 4096 and not (zero and data == 1) and not (sequence and tensor == 1):
-            yield Parallel(data=data, zero=zero, tensor=tensor, sequence=bool(sequence), context=context)
+            replicas = {"fsdp": data} if zero == 3 else {"data": data, "zero": zero}
+            yield Parallel(**replicas, tensor=tensor, sequence=bool(sequence), context=context)
 
 
 def layouts() -> None:

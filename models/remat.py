@@ -8,6 +8,7 @@ from jremat.estimator.config import TransformerConfig
 from jremat.policy import LayerPlan, NeedsShapes, Policy, Segment
 from jremat.transform.chain import stack as run_stack
 from jremat.transform.remat import remat as remat_block
+from models.sharding import Sharding
 from models.transformer import Transformer, block_apply, layer_shapes
 
 
@@ -30,16 +31,18 @@ class Remat:
         """The spec that was requested, and what the planner answered where it was asked."""
         return self.requested if self.policy.spec == self.requested else f"{self.requested} = {self.policy.spec}"
 
-    def model(self, config: TransformerConfig) -> Transformer:
-        """The transformer under this policy."""
+    def model(self, config: TransformerConfig, sharding: Sharding | None = None) -> Transformer:
+        """The transformer under this policy, spread over a mesh where ``sharding`` says so."""
         policy = self.policy
         if isinstance(policy, Policy):
             # Inside a scan XLA can't merge the recomputation with the forward; a scan of one layer is unrolled.
             alone = config.num_layers == 1
-            return Transformer(config, remat=lambda block: remat_block(block, policy, prevent_cse=alone))
+            apart = lambda block: remat_block(block, policy, prevent_cse=alone)
+            return Transformer(config, remat=apart, sharding=sharding)
         return Transformer(
             config,
             stack=lambda block, params, carry: run_stack(block, policy, num_layers=config.num_layers)(params, carry),
+            sharding=sharding,
         )
 
 

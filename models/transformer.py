@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jremat.estimator.config import TransformerConfig
 from jremat.estimator.decoder import model as decoder
+from models.sharding import Sharding
 
 Params = Any
 
@@ -65,6 +66,7 @@ class Block(nn.Module):
     """
 
     config: TransformerConfig
+    sharding: Sharding | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None = None, positions: jax.Array | None = None) -> jax.Array:
@@ -81,7 +83,7 @@ class Block(nn.Module):
         layouts = decoder.projections(c)
         norm = lambda name, x: Norm(c, name=name)(x)
         project = lambda name, x: self._projection(name, *layouts[name])(x)
-        return decoder.block(c, norm, project, x, key, positions)
+        return decoder.block(c, norm, project, x, key, positions, _constrain(self.sharding))
 
     def _projection(self, name, inputs, outputs, use_bias):
         c = self.config
@@ -106,8 +108,14 @@ def _as_it_is(block: type[Block]) -> type[Block]:
     return block
 
 
+def _constrain(sharding: Sharding | None) -> decoder.Constrain:
+    return decoder.unconstrained if sharding is None else sharding.constrain
+
+
 def block_apply(
-    config: TransformerConfig, remat: Callable[[type[Block]], type[Block]] = _as_it_is
+    config: TransformerConfig,
+    remat: Callable[[type[Block]], type[Block]] = _as_it_is,
+    sharding: Sharding | None = None,
 ) -> Callable[[Params, Carry], Carry]:
     """One layer as a pure function ``(layer_parameters, carry) -> carry``, for an executor of one's own.
 
@@ -116,12 +124,12 @@ def block_apply(
 
     Args:
         config: the model's.
-        remat: as ``Transformer``'s.
+        remat, sharding: as ``Transformer``'s.
 
     Returns:
         A function of one layer's slice of ``params["blocks"]`` and a ``Carry``.
     """
-    block = remat(Block)(config, parent=None)  # a module of its own, also where one is being applied
+    block = remat(Block)(config, sharding, parent=None)  # a module of its own, also where one is being applied
 
     def apply(layer_parameters: Params, carry: Carry) -> Carry:
         key = layer_key(carry.key, carry.layer)
@@ -150,6 +158,7 @@ class Transformer(nn.Module):
         stack: runs the layers in place of ``nn.scan``: ``stack(block, stacked_parameters, carry) -> carry`` with
             ``block`` from ``block_apply`` and ``carry`` a ``Carry`` at layer 0. Initialisation doesn't use it, so
             parameters are the same.
+        sharding: how the step is spread over a mesh; None: one device, or as XLA decides.
 
     >>> from dataclasses import replace
     >>> from models.config import get
@@ -163,6 +172,7 @@ class Transformer(nn.Module):
     config: TransformerConfig
     remat: Callable[[type[Block]], type[Block]] = _as_it_is
     stack: Callable[[Callable[[Params, Carry], Carry], Params, Carry], Carry] | None = None
+    sharding: Sharding | None = None
 
     def setup(self) -> None:
         """Declare the parameters and the block, which is scanned later."""
@@ -171,7 +181,7 @@ class Transformer(nn.Module):
         self.token_embedding = table("token_embedding", c.vocab_size)
         if c.positions == "learned":
             self.position_embedding = table("position_embedding", c.max_seq)
-        self.blocks = self.remat(Block)(c)
+        self.blocks = self.remat(Block)(c, self.sharding)
         self.final_norm = Norm(c)
         if not c.tied_embeddings:
             self.head = table("head", c.vocab_size)
@@ -202,7 +212,8 @@ class Transformer(nn.Module):
             chunk: positions whose logits are alive at a time (see ``linear_cross_entropy``); None keeps them all.
         """
         tables = {"token_embedding" if self.config.tied_embeddings else "head": self._head()}
-        return decoder.head_losses(self.config, tables, self.hidden(tokens, key), targets, chunk)
+        hidden = self.hidden(tokens, key)
+        return decoder.head_losses(self.config, tables, hidden, targets, chunk, _constrain(self.sharding))
 
     def hidden(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """What the head reads: the stack's output, normed, [b, s, h].
@@ -220,12 +231,12 @@ class Transformer(nn.Module):
             x = self._scan(x, key, positions)
         else:
             carry = Carry(x, jnp.int32(0), key, positions)
-            x = self.stack(block_apply(c, self.remat), self.variables["params"]["blocks"], carry).x
+            x = self.stack(block_apply(c, self.remat, self.sharding), self.variables["params"]["blocks"], carry).x
         return self.final_norm(x)
 
     def _embed(self, tokens, key):
         tables = {name: getattr(self, name, None) for name in ("token_embedding", "position_embedding")}
-        return decoder.embed(self.config, tables, tokens, key)
+        return decoder.embed(self.config, tables, tokens, key, _constrain(self.sharding))
 
     def _scan(self, x, key, positions):
         layer = lambda block, x, i, key, positions: (block(x, layer_key(key, i), positions), None)

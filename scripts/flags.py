@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 import policies
+from jremat.command.estimate import Mesh as Mesh
 from jremat.estimator.hardware import CHIPS
 
 MODEL, SMALL_MODEL = "gpt2", "tiny"

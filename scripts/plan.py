@@ -50,9 +50,10 @@ def main(argv: Sequence[str] | None) -> int:
         kind, config = target(case.target), config_of(case)
         if flags.compiles:
             require_plugin(kind)  # before the search, which takes its time
-        devices = kind.num_devices
         if flags.largest_batch:
-            answer, tried = largest(flags, batches(case, devices), lambda a: a.tokens_per_second or a.tokens, **report)
+            answer, tried = largest(
+                flags, batches(case, flags.parallel.batch_shards), lambda a: a.tokens_per_second or a.tokens, **report
+            )
             sizes = [of_sizes(tried, "batch")]
         elif flags.largest_seq:
             answer, tried = largest(flags, seqs(case, config.max_seq), lambda a: a.tokens, **report)
@@ -107,19 +108,17 @@ def _summary(flags: Planning, answer: Any) -> str:
 def _what_would_help(flags: Planning, error: Any, out: Any) -> None:
     """The changes of which an estimate says that they would make it fit."""
     from jremat.estimator.fit import ways_to_fit
-    from jremat.estimator.parallel import Parallel
     from jremat.estimator.training_step import TrainingStep
     from scripts.benchmark.build import config_of, seq_of
     from scripts.estimating.config import zoo
     from scripts.estimating.tables import of_ways
 
     case, config = flags.case, config_of(flags.case)
-    spread = Parallel(data=flags.devices, zero=3) if flags.devices > 1 else Parallel()
     from jremat.policy import FULL
 
     run = TrainingStep(
         config=config, policy=FULL, batch=case.batch, seq=seq_of(case, config), chunk=case.loss_chunk or None,
-        parallel=spread,
+        parallel=flags.parallel,
     )  # fmt: skip
     leanest = error.leanest
     ways = ways_to_fit(run, int(leanest.hbm_bytes * (1 - leanest.margin)), zoo())

@@ -39,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from jremat.terminal.start_jax import start_jax  # what follows imports JAX
 
+    with uninterrupted():
+        from scripts.training.processes import connect
+    try:
+        connect(run.processes)
+    except ValueError as error:
+        return fail(PROGRAM, error)
     start_jax()
     with uninterrupted():
         from scripts.training.session import session

@@ -1,7 +1,7 @@
 """``jremat estimate package.module:block``: the training memory of a model of one's own, in formulas and in bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,22 +17,17 @@ if TYPE_CHECKING:
 PROGRAM = "jremat estimate"
 
 
-@dataclass(frozen=True)
-class Devices:
-    """How the step is spread; in a function's shapes, these split the sizes called b, s, and n, m, f, v."""
-
-    data: int = 1
-    """Data replicas; they divide the batch, b."""
-    zero: Literal[0, 1, 2, 3] = 0
-    """What the replicas share out: nothing, the optimizer's state, gradients too, weights too (FSDP)."""
-    tensor: int = 1
-    """Devices that split heads, MLP width and vocabulary: n, m, f, v."""
-    sequence: bool = False
-    """Whether these split the sequence elsewhere."""
-    context: int = 1
-    """Devices that split the sequence, s, everywhere."""
-    pipeline: int = 1
-    """Stages of a config's layers, which they needn't divide."""
+Mesh = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="AXES",
+        help="How the step is spread over devices: axis=DEVICES, separated by commas. data: replicas that share the "
+        "batch; fsdp: devices that share the batch and hold a shard of the state each; zero=1 or 2: what data replicas "
+        "shard (optimizer state; gradients too); tensor: devices that split heads, MLP width and vocabulary; sequence: "
+        "these split the sequence elsewhere; context: devices that split the sequence everywhere.",
+        help_behavior_hint="(default: one device, or data or fsdp over the target's)",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,8 @@ class Estimate:
     """Two moments a parameter, one, or none."""
     accumulate: int = 1
     """Micro-batches of a step."""
-    devices: Devices = field(default_factory=Devices)
+    mesh: Mesh = ""
+    """Also pipeline=STAGES and interleave=CHUNKS. In a function's shapes axes split the sizes b, s, and n, m, f, v."""
     json: Files = None
     """Write every figure there."""
 
@@ -98,14 +94,14 @@ def _ledger(flags: Estimate, sizes: Mapping[str, int]) -> "tuple[Ledger, tuple[s
     import policies
     from jremat.command.target import called, function_at
     from jremat.estimator.huggingface import read
-    from jremat.estimator.parallel import Parallel
+    from jremat.estimator.parallel import Parallel, read_mesh
     from jremat.estimator.transformer import estimate
 
     policy = policies.get(flags.policy)
     how: dict[str, Any] = {
         "optimizer": flags.optimizer,
         "accumulate": flags.accumulate,
-        "parallel": Parallel(**vars(flags.devices)),
+        "parallel": read_mesh(flags.mesh) if flags.mesh else Parallel(),
     }
     if flags.model.endswith(".json"):
         config, remarks = read(Path(flags.model))

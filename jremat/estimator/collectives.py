@@ -53,7 +53,8 @@ class Spread:
     def _updates(self) -> Beside:
         """Each replica updates its share of the weights; then all of them are gathered, into memory of their own."""
         p, item = self.parallel, ITEM_BYTES[self.config.param_dtype]
-        whole, share = item * self.num_params, item * -(-self.num_params // p.data)
+        whole = item * -(-self.num_params // p.fsdp)
+        share = -(-whole // p.data)
         if p.zero == 2 or (p.zero == 1 and self.shares_moments):
             yield _line("updates, this device's share", share, f"{item}·P"), ("update",)
             yield _line("weights updated, gathered", whole, f"{item}·P"), ("update",)
@@ -69,18 +70,18 @@ class Spread:
         """
         c, p, own = self.config, self.parallel, self.own
         logits = ITEM_BYTES[c.compute_dtype] * own["b"] * own["s"] * own["v"] // p.split("bsv")
-        waits = logits if self.chunk is None and (p.sequence or (p.zero > 0 and p.tensor == 1)) else 0
-        whole = c.tied_embeddings and (p.sequence or (p.zero >= 2 and p.tensor == 1))
+        waits = logits if self.chunk is None and (p.sequence or ((p.zero or p.fsdp > 1) and p.tensor == 1)) else 0
+        whole = c.tied_embeddings and (p.sequence or ((p.zero == 2 or p.fsdp > 1) and p.tensor == 1))
         return max(waits, ITEM_BYTES[c.param_dtype] * c.vocab_size * c.hidden * whole)
 
     def _gathered(self) -> Beside:
         c, p = self.config, self.parallel
-        if p.zero < 3:
+        if p.fsdp == 1:
             return
         size, item = ITEM_BYTES[c.compute_dtype], ITEM_BYTES[c.param_dtype]
         layer = size * (c.block_params() // p.tensor)
         yield _line("weights of one layer, gathered", layer, f"{size}·P/L"), _LAYERS
-        across = c.num_layers * self._cut_across() * item // (p.tensor * p.data)
+        across = c.num_layers * self._cut_across() * item // (p.tensor * p.fsdp)
         yield _line("weights laid out for the gather", across, f"{item}·L·(..)"), ("forward", *_LAYERS)
 
     def _cut_across(self) -> int:

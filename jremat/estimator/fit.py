@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jremat.calibration import ESTIMATE
+from jremat.estimator.parallel import Parallel
 from jremat.estimator.training_step import TrainingStep
 from jremat.policy.layers import LayerPlan
 from jremat.policy.policy import FULL, Policy
@@ -84,7 +85,7 @@ def ways_to_fit(run: TrainingStep, hbm_bytes: int, policies: Sequence[Policy | L
 
 
 def _others(run: TrainingStep, hbm_bytes: int, shared: bool) -> list[Way]:
-    state = (_zero(run, 1), _zero(run, 3), _tensor(run))
+    state = (_shards(run, "zero"), _shards(run, "fsdp"), _tensor(run))
     kinds = state if shared else (_chunks(run), _attention(run), _batches(run), *state, _sequences(run))
     return [way for kind in kinds for way in _least(kind, hbm_bytes)]
 
@@ -124,26 +125,29 @@ def _attention(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
 
 def _batches(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     """Micro-batches of half and less, as many more of them that the step stays the same."""
-    for parts in range(2, run.batch // run.parallel.data + 1):
-        if run.batch % (parts * run.parallel.data) == 0:
+    for parts in range(2, run.batch // run.parallel.batch_shards + 1):
+        if run.batch % (parts * run.parallel.batch_shards) == 0:
             batch, accumulate = run.batch // parts, run.accumulate * parts
             yield f"--batch {batch} --accumulate {accumulate}", replace(run, batch=batch, accumulate=accumulate)
 
 
-def _zero(run: TrainingStep, stage: Literal[1, 3]) -> Iterator[tuple[str, TrainingStep]]:
-    """Twice the replicas and more, each with its own share of a batch that grows with them."""
-    each, data = run.batch // run.parallel.data, run.parallel.data
-    while run.parallel.zero < stage and (data := 2 * data) * run.parallel.devices <= _MOST_DEVICES:
-        parallel = replace(run.parallel, data=data, zero=stage)
-        change = f"--data {data} --zero {stage} --batch {each * data}"
-        yield change, replace(run, parallel=parallel, batch=each * data)
+def _shards(run: TrainingStep, axis: Literal["zero", "fsdp"]) -> Iterator[tuple[str, TrainingStep]]:
+    """Twice the devices and more that share the batch, which grows with them, and hold a shard of the state each."""
+    p, each, more = run.parallel, run.batch // run.parallel.batch_shards, 1
+    if axis == "zero" and p.zero:
+        return
+    while (more := 2 * more) * p.devices <= _MOST_DEVICES:
+        changed = {"data": p.data * more, "zero": 1} if axis == "zero" else {"fsdp": p.fsdp * more}
+        parallel: Parallel = replace(p, **changed)  # type: ignore[arg-type]
+        batch = each * parallel.batch_shards
+        yield f"--mesh {parallel} --batch {batch}", replace(run, parallel=parallel, batch=batch)
 
 
 def _tensor(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:
     for tensor in (2, 4, 8):  # beyond eight the links between machines are in the way
         if tensor > run.parallel.tensor:
             parallel = replace(run.parallel, tensor=tensor, sequence=True)
-            yield f"--tensor {tensor} --sequence", replace(run, parallel=parallel)
+            yield f"--mesh {parallel}", replace(run, parallel=parallel)
 
 
 def _sequences(run: TrainingStep) -> Iterator[tuple[str, TrainingStep]]:

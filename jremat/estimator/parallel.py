@@ -1,8 +1,9 @@
-"""How a training run is spread over devices, and what of an array or a parameter one device then holds."""
+"""How a training step is spread over devices, and what of an array or a parameter one device then holds."""
 
+import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from jremat.estimator.config import TransformerConfig
 from jremat.policy.whole_number import whole_number
@@ -16,8 +17,10 @@ class Parallel:
 
     Args:
         data: replicas that each take a share of the batch.
-        zero: what the replicas share out among themselves instead of holding it whole each (Rajbhandari et al. 2020,
-            arXiv 1910.02054): 0 nothing, 1 the optimizer's state, 2 the gradients too, 3 the weights too (FSDP).
+        fsdp: devices of a replica that each take a share of its batch and hold a shard of its weights, gradients and
+            optimizer state: ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054).
+        zero: what the replicas shard among themselves instead of holding it whole each (the same paper): 0 nothing,
+            1 the optimizer's state, 2 the gradients too. What ZeRO calls 3 is ``fsdp``.
         tensor: devices that split heads, MLP width and vocabulary (Shoeybi et al. 2019, arXiv 1909.08053).
         sequence: whether these split the sequence where heads and width aren't split: norms, dropout, the residual
             stream (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
@@ -30,7 +33,8 @@ class Parallel:
     """
 
     data: int = 1
-    zero: Literal[0, 1, 2, 3] = 0
+    fsdp: int = 1
+    zero: Literal[0, 1, 2] = 0
     tensor: int = 1
     sequence: bool = False
     context: int = 1
@@ -40,12 +44,12 @@ class Parallel:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name not in ("zero", "sequence")):
             whole_number(name, getattr(self, name))
-        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
-            raise ValueError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
+        if self.zero not in (0, 1, 2) or isinstance(self.zero, bool):
+            raise ValueError(f"zero: expected 0, 1 or 2 (fsdp is ZeRO-3), got {self.zero!r}")
         if not isinstance(self.sequence, bool):
             raise ValueError(f"sequence: expected True or False, got {self.sequence!r}")
         if self.zero and self.data == 1:
-            raise ValueError(f"zero: zero={self.zero} shares out among data replicas; with data=1 it would do nothing")
+            raise ValueError(f"zero: zero={self.zero} shards among data replicas; with data=1 it would do nothing")
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence: it splits among the tensor devices; with tensor=1 it would do nothing")
         if self.interleave > 1 and self.pipeline == 1:
@@ -54,7 +58,21 @@ class Parallel:
     @property
     def devices(self) -> int:
         """How many there are."""
-        return self.data * self.tensor * self.context * self.pipeline
+        return self.data * self.fsdp * self.tensor * self.context * self.pipeline
+
+    @property
+    def batch_shards(self) -> int:
+        """Devices that each take a share of the batch."""
+        return self.data * self.fsdp
+
+    def __str__(self) -> str:
+        """The text that ``read_mesh`` reads.
+
+        >>> str(Parallel(data=2, tensor=4, sequence=True)), str(Parallel())
+        ('data=2,tensor=4,sequence', 'data=1')
+        """
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ",".join(name if value is True else f"{name}={value}" for name, value in given.items()) or "data=1"
 
     @property
     def chunks(self) -> int:
@@ -83,15 +101,17 @@ class Parallel:
         """
         names = {"b": "batch", "s": "seq", "m": "kv_heads", "f": "mlp_hidden", "n": "heads"}
         parts = (
-            ("data", self.data, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
+            ("data × fsdp", self.batch_shards, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
             ("tensor", self.tensor, "f"), ("context", self.context, "s"),
             ("sequence", self.tensor * self.context if self.sequence else 1, "s"),
         )  # fmt: skip
+        called = "data" if self.fsdp == 1 else "fsdp" if self.data == 1 else "data × fsdp"
+        parts = ((called, *parts[0][1:]), *parts[1:])
         for name, degree, letter in parts:
             if sizes.get(letter, degree) % degree:
                 raise ValueError(f"{name}: expected a divisor of {names[letter]}={sizes[letter]}, got {degree}")
         for name, degree, letters in (
-            ("data", self.data, "b"),
+            (called, self.batch_shards, "b"),
             ("tensor", self.tensor, "nmf"),
             ("context", self.context, "s"),
         ):
@@ -113,7 +133,7 @@ class Parallel:
         >>> Parallel(data=2, tensor=4).shares({"b": 8, "m": 4, "f": 64, "h": 16})
         {'b': 4, 'm': 1, 'f': 16, 'h': 16}
         """
-        by = {"b": self.data, **dict.fromkeys(_SPLIT_BY_TENSOR, self.tensor)}
+        by = {"b": self.batch_shards, **dict.fromkeys(_SPLIT_BY_TENSOR, self.tensor)}
         return {name: -(-size // by.get(name, 1)) for name, size in numbers.items()}
 
     def split(self, letters: Collection[str]) -> int:
@@ -127,9 +147,16 @@ class Parallel:
         whole = not _SPLIT_BY_TENSOR & set(letters)
         return self.context * (self.tensor if self.sequence and whole else 1)
 
-    def shared(self, role: str) -> bool:
-        """Whether the replicas share out buffers of this role (``jremat.estimator.timeline.Role``)."""
-        return self.zero >= {"weights": 3, "casts": 3, "gradients": 2, "optimizer state": 1}.get(role, 4)
+    def shards(self, role: str) -> int:
+        """Devices that hold a shard each of buffers of this role (``jremat.estimator.timeline.Role``).
+
+        >>> parallel = Parallel(data=2, fsdp=4, zero=1)
+        >>> parallel.shards("weights"), parallel.shards("optimizer state")
+        (4, 8)
+        """
+        if role not in ("weights", "casts", "gradients", "optimizer state"):
+            return 1
+        return self.fsdp * (self.data if self.zero >= {"gradients": 2, "optimizer state": 1}.get(role, 3) else 1)
 
     def copies_in_flight(self, stage: int) -> float:
         """Micro-batches whose activations ``stage`` holds at once, in units of all its layers."""
@@ -148,3 +175,43 @@ class Parallel:
         """
         later = self.pipeline - stage - 1
         return later + 1 if self.interleave == 1 else 2 * later + (self.interleave - 1) * self.pipeline + 1
+
+
+def read_mesh(text: str) -> Parallel:
+    """How a step is spread over devices, from the text of a flag.
+
+    Args:
+        text: axes and their degrees, such as ``fsdp=8`` or ``data=2,fsdp=2,tensor=2,sequence``; names as of
+            ``Parallel``.
+
+    Raises:
+        ValueError: a name that is none of these (near ones are listed), twice, or without a number.
+
+    >>> read_mesh("data=2,tensor=4,sequence").devices
+    8
+    >>> read_mesh("fdsp=8")
+    Traceback (most recent call last):
+    ...
+    ValueError: mesh: 'fdsp' is no axis; near: fsdp; axes are data, fsdp, zero, tensor, sequence, context, pipeline, \
+interleave
+    """
+    names, found = [f.name for f in fields(Parallel)], dict[str, Any]()
+    for part in text.split(","):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"near: {near[0]}; " if near else ""
+            raise ValueError(f"mesh: {name!r} is no axis; {hint}axes are {', '.join(names)}")
+        if name in found:
+            raise ValueError(f"mesh: {name} stands twice in {text!r}")
+        if name == "sequence" and not equals:
+            found[name] = True
+        elif number.isascii() and number.isdecimal() and name != "sequence":
+            found[name] = int(number)
+        else:
+            expected = "sequence alone" if name == "sequence" else f"{name}=NUMBER"
+            raise ValueError(f"mesh: expected {expected}, got {part.strip()!r}")
+    try:
+        return Parallel(**found)
+    except ValueError as error:
+        raise ValueError(f"mesh: {error}") from None

@@ -181,7 +181,7 @@ class Run:
         """The value of a term on one device."""
         role, factors = term
         whole = Polynomial(((factors, 1),)).at(self.own)
-        return whole / self.parallel.split(factors) / (self.parallel.data if self.parallel.shared(role) else 1)
+        return whole / self.parallel.split(factors) / self.parallel.shards(role)
 
     def ledger(self) -> Ledger:
         """Its ledger."""

@@ -171,6 +171,6 @@ def _dumped(folder: Path) -> HloSchedule | None:
 
 def local_bytes(kind: Target) -> int | None:
     """What the allocator of the device that is here may use."""
-    device = (jax.devices() if kind.platform == "local" else jax.devices(kind.platform))[0]
+    device = jax.local_devices(backend=None if kind.platform == "local" else kind.platform)[0]
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit")

@@ -257,7 +257,7 @@ def measured_peak(dtype: str = "float32", *, size: int | None = None, device: ja
     >>> measured_peak(size=128) > 0
     True
     """
-    device = device or jax.devices()[0]
+    device = device or jax.local_devices()[0]
     size = size or (1024 if device.platform == "cpu" else 8192)
     repeats = 4
     x = jax.device_put(jnp.full((size, size), 1 / size, dtype), device)  # x @ x is x: the values stay in range
@@ -267,7 +267,7 @@ def measured_peak(dtype: str = "float32", *, size: int | None = None, device: ja
 
 def device_memory(device: jax.Device | None = None) -> DeviceMemory | None:
     """What the device's allocator reports, or None where it reports nothing (a CPU)."""
-    stats = (device or jax.devices()[0]).memory_stats()
+    stats = (device or jax.local_devices()[0]).memory_stats()
     if not stats:
         return None
     return DeviceMemory(

@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding
 
 import jremat
 import policies
 from jremat.estimator.config import TransformerConfig
+from jremat.estimator.parallel import Parallel, read_mesh
 from jremat.measure import target
 from models.config import get
 from models.remat import Remat, resolved
+from models.sharding import Sharding
 from models.transformer import Transformer, block_apply, init_params, mean_loss
 from scripts.benchmark.config import Case
 from scripts.flags import MOST_TOKENS, dtype_on
@@ -45,7 +46,7 @@ class Built:
     optimizer: optax.GradientTransformation | None
 
 
-def build(case: Case, num_devices: int) -> Built:
+def build(case: Case) -> Built:
     """The program of a case.
 
     Raises:
@@ -57,20 +58,20 @@ def build(case: Case, num_devices: int) -> Built:
         raise ValueError(f"seq: {case.model} takes at most {config.max_seq} tokens, got {seq}")
 
     def step(chosen: Remat) -> tuple[Any, tuple[Any, Any]]:
-        built = built_under(case, num_devices, chosen)
+        built = built_under(case, chosen)
         return built.step, (built.state, built.tokens)
 
-    policy, block = policies.get(case.policy), layer_of(config, num_devices)
+    policy, block = policies.get(case.policy), layer_of(case)
     chosen = resolved(policy, config, case.batch, seq, case.stack, case.target, step, block)
-    return built_under(case, num_devices, chosen)
+    return built_under(case, chosen)
 
 
-def built_under(case: Case, num_devices: int, chosen: Remat) -> Built:
+def built_under(case: Case, chosen: Remat) -> Built:
     """The program of a case, whose layers run under ``chosen``."""
     config = config_of(case)
     seq = seq_of(case, config)
-    plain = chosen.model(config)
-    model = plain.clone(remat=lambda block: plain.remat(batch_sharded(block, num_devices)))
+    sharding = sharding_of(case)
+    model = chosen.model(config, sharding)
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     adamw = optax.adamw(1e-4)
     optimizer = adamw if case.step == "train" else None
@@ -80,18 +81,23 @@ def built_under(case: Case, num_devices: int, chosen: Remat) -> Built:
 
     state = (params, jax.eval_shape(optimizer.init, params)) if optimizer else params
     tokens = jax.ShapeDtypeStruct((case.batch, seq + 1), jnp.int32)
-    if num_devices > 1:
-        state, tokens = fully_sharded(state, tokens, num_devices)
-    cut = jax.tree.map(lambda leaf: leaf.sharding, state)
-
-    def kept(result: Any) -> Any:
-        """The new state, or the gradient, cut as the state is: XLA may cut results otherwise, or not at all."""
-        return jax.lax.with_sharding_constraint(result, cut) if num_devices > 1 else result
+    kept = lambda result: result
+    if sharding is not None:
+        role = ("weights", "optimizer state") if optimizer else ("gradients",)
+        parts = state if optimizer else (state,)
+        layouts = tuple(map(sharding.tree, parts, role))
+        laid = lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+        cut: Any = layouts if optimizer else layouts[0]
+        state = jax.tree.map(laid, state, cut)
+        tokens = laid(tokens, NamedSharding(sharding.mesh, sharding.batch))
+        # The new state, or the gradient: XLA may lay results out otherwise, or not at all.
+        kept = lambda result: jax.lax.with_sharding_constraint(result, cut)
+    gradients = lambda tree: tree if sharding is None else sharding.constrain_tree(tree, "gradients")
 
     def train(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
         params, inner = state
         value, gradient = jax.value_and_grad(loss)(params, tokens)
-        updates, inner = adamw.update(gradient, inner, params)
+        updates, inner = adamw.update(gradients(gradient), inner, params)
         return kept((optax.apply_updates(params, updates), inner)), value
 
     def gradient(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
@@ -155,50 +161,23 @@ def flops_of(built: Built, case: Case) -> dict[str, int]:
     }
 
 
-def batch_sharded(block: Any, num_devices: int) -> Any:
-    """The block's class with the stream that enters it cut along the batch.
+def sharding_of(case: Case) -> Sharding | None:
+    """How the step is spread over the target's devices: as the case says, or by FSDP over all of them.
 
-    The parameters are cut too, and left to itself XLA lets their cut decide the activations': each device then computes
-    a slice of every token's features. Cut along the batch, it gathers a layer's weights and keeps the tokens apart.
+    Raises:
+        ValueError: a mesh of another number of devices, or one that doesn't divide the model or the batch.
     """
-    if num_devices == 1:
-        return block
+    devices = target(case.target).num_devices
+    parallel = read_mesh(case.mesh) if case.mesh else Parallel(fsdp=devices)
+    if parallel.devices != devices:
+        raise ValueError(f"mesh: {parallel} takes {parallel.devices} devices, the target {case.target} has {devices}")
+    if devices == 1:
+        return None
+    config, sharding = config_of(case), Sharding(parallel)
+    sharding.check(config, case.batch, seq_of(case, config))
+    return sharding
 
-    class Sharded(block):
-        def __call__(self, x: jax.Array, *rest: Any, **options: Any) -> jax.Array:
-            return super().__call__(_by_rows(x, num_devices), *rest, **options)
 
-    return Sharded
-
-
-def layer_of(config: TransformerConfig, num_devices: int) -> Any:
+def layer_of(case: Case) -> Any:
     """One layer as the executor of stacks runs it in ``build``'s step: what a planner plans."""
-    return block_apply(config, lambda block: batch_sharded(block, num_devices))
-
-
-def _by_rows(x: jax.Array, num_devices: int) -> jax.Array:
-    return jax.lax.with_sharding_constraint(x, NamedSharding(_mesh(num_devices), P("data")))
-
-
-def _mesh(num_devices: int) -> AbstractMesh:
-    return AbstractMesh((num_devices,), ("data",), axis_types=(AxisType.Auto,))
-
-
-def fully_sharded(state: Any, tokens: jax.ShapeDtypeStruct, num_devices: int) -> tuple[Any, jax.ShapeDtypeStruct]:
-    """The state cut over all devices, each array along its longest axis that divides, and the batch too (ZeRO-3)."""
-    if tokens.shape[0] % num_devices:
-        raise ValueError(f"batch: expected a multiple of the {num_devices} devices, got {tokens.shape[0]}")
-    mesh = _mesh(num_devices)
-
-    def cut(leaf: jax.ShapeDtypeStruct, skip: int) -> jax.ShapeDtypeStruct:
-        divisible = [axis for axis in range(skip, len(leaf.shape)) if leaf.shape[axis] % num_devices == 0]
-        spec: list[str | None] = [None] * len(leaf.shape)
-        if divisible:
-            spec[max(divisible, key=lambda axis: leaf.shape[axis])] = "data"
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P(*spec)))
-
-    # The first axis of a block's parameters is the layers': a scan cuts it step by step, so it stays whole.
-    layered = lambda path: any(getattr(key, "key", None) == "blocks" for key in path)
-    cut_state = jax.tree_util.tree_map_with_path(lambda path, leaf: cut(leaf, int(layered(path))), state)
-    batch = NamedSharding(mesh, P("data"))
-    return cut_state, jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=batch)
+    return block_apply(config_of(case), sharding=sharding_of(case))

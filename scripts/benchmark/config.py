@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jremat.estimator.parallel import read_mesh
 from jremat.policy.files import check_file, check_folder
 from scripts.flags import (
     BATCH,
@@ -24,6 +25,7 @@ from scripts.flags import (
     Layers,
     LossChunk,
     Margin,
+    Mesh,
     Minutes,
     ModelNames,
     Plot,
@@ -46,6 +48,7 @@ class Bench:
     model: ModelNames = (SMALL_MODEL,)
     policies: Specs = ("none", "full", "dots_saveable", "save_only_matmuls")
     target: TargetNames = ("local",)
+    mesh: Mesh = ""
     target_config: Files = None
     """A GPU's description in XLA's text form, in place of --target."""
     batch: Batches = (BATCH,)
@@ -110,6 +113,8 @@ class Bench:
         if self.profile and self.compile_only:
             raise ValueError("profile: a step must run to be traced, and --compile-only runs none")
         self._check_of_use()
+        if self.mesh:
+            read_mesh(self.mesh)
         read_bytes("hbm", self.hbm)
         check_file("json", self.json)
         check_folder("plot", self.plot)
@@ -135,6 +140,7 @@ class Case:
     Attributes:
         seq: 0 is the model's context, 1024 at most.
         largest_batch: search from ``batch`` on for the largest that fits.
+        mesh: how the step is spread over the target's devices; nothing: by FSDP over all of them.
         described: a target to compile for too before the case runs, so that figures with and without the device stand
             side by side; nothing for none.
     """
@@ -159,18 +165,23 @@ class Case:
     xla_remat: bool = False
     profile: str = ""
     described: str = ""
+    mesh: str = ""
 
     @property
     def key(self) -> str:
         """Sixteen hex digits that are equal for equal cases; where a trace of it goes is no part of a case."""
         fields = dataclasses.asdict(self) | {"profile": ""}
+        if not self.mesh:  # as before there were meshes
+            del fields["mesh"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def title(self) -> str:
         """For people: ``gpt2 full b=4 s=1024 on h200``."""
         seq = f" s={self.seq}" if self.seq else ""
-        return f"{self.model} {self.policy} b={self.batch}{seq} on {self.target}"
+        return f"{self.model} {self.policy} b={self.batch}{seq} on {self.target}" + (
+            f", {self.mesh}" if self.mesh else ""
+        )
 
 
 def cases(bench: Bench) -> Iterator[Case]:

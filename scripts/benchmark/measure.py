@@ -108,7 +108,7 @@ def _described(case: Case) -> dict[str, Any]:
 
 
 def _compiled(case: Case, kind: Target) -> tuple[Memory, Built, jax.stages.Compiled]:
-    built = build(case, kind.num_devices)
+    built = build(case)
     memory, run = program(built.step, built.state, built.tokens, target=kind, xla_remat=case.xla_remat, num_buffers=8)
     return memory, built, run
 

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 import policies
-from jremat.command import estimate as command
 from jremat.estimator.config import TransformerConfig
 from jremat.estimator.huggingface import read
-from jremat.estimator.parallel import Parallel
+from jremat.estimator.parallel import Parallel, read_mesh
 from jremat.estimator.training_step import TrainingStep
 from jremat.planner.request import Request
 from jremat.policy import LayerPlan, Policy
@@ -30,6 +29,7 @@ from scripts.flags import (
     Json,
     Layers,
     LossChunk,
+    Mesh,
     ModelName,
     Seq,
     Specs,
@@ -69,16 +69,6 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Devices(command.Devices):
-    """How the step is spread."""
-
-    data: Annotated[int, tyro.conf.arg(name="replicas", aliases=("--data",))] = 1
-    """Data replicas; they divide the batch."""
-    interleave: int = 1
-    """Chunks of layers a stage."""
-
-
-@dataclass(frozen=True)
 class Estimate:
     """What a training step needs, line by line, each with its formula: read off its program, nothing compiled or run.
 
@@ -105,7 +95,12 @@ class Estimate:
     json: Json = None
     model: Model = field(default_factory=Model)
     step: Step = field(default_factory=Step)
-    devices: Devices = field(default_factory=Devices)
+    mesh: Mesh = ""
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the step is spread."""
+        return read_mesh(self.mesh) if self.mesh else Parallel()
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ def understood(flags: Estimate) -> Asked:
         optimizer=s.optimizer,
         master_weights=s.master_weights,
         accumulate=s.accumulate,
-        parallel=Parallel(**vars(flags.devices)),
+        parallel=flags.parallel,
         stack=s.stack,
     )
     name = str(flags.model.config) if flags.model.config else flags.model.model
@@ -194,6 +189,6 @@ def _chosen(flags: Estimate, config: TransformerConfig) -> tuple[tuple[Policy | 
         if isinstance(policy, Request):
             raise ValueError(f"policy: {spec!r} needs the planner and its trace; use scripts/plan.py")
         if isinstance(policy, LayerPlan):
-            policy.resolve(Parallel(**vars(flags.devices)).layers_on(0, config.num_layers))
+            policy.resolve(flags.parallel.layers_on(0, config.num_layers))
         chosen.append(policy)
     return tuple(dict.fromkeys(chosen)), False

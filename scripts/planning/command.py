@@ -23,5 +23,6 @@ def how_to_run(answer: Answer, spec: str) -> str:
         return f"at the same shapes: scripts/train.py {shlex.join([*step, '--policy', spec])}"
     why = f"{answer.devices} devices" if answer.devices > 1 else "a chunked loss"
     step = ["--model", case.model, "--target", case.target, "--batch", str(case.batch), "--seq", str(seq), *same]
+    step += ["--mesh", case.mesh] if case.mesh else []
     step += ["--loss-chunk", str(case.loss_chunk)] if case.loss_chunk else []
     return f"with {why}, at the same shapes: scripts/bench.py {shlex.join([*step, '--policies', spec])}"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jremat.estimator.parallel import Parallel, read_mesh
 from jremat.policy.files import check_file, check_folder
 from scripts.benchmark.config import Case
 from scripts.flags import (
@@ -18,6 +19,7 @@ from scripts.flags import (
     Layers,
     LossChunk,
     Margin,
+    Mesh,
     ModelName,
     PlannedBatch,
     Plot,
@@ -36,8 +38,9 @@ class Planning:
 
     model: ModelName = MODEL
     target: TargetName = "h200"
-    devices: int = 1
-    """That share the batch and, cut over all of them, weights, gradients and optimizer state (FSDP)."""
+    devices: int | None = None
+    """How many, as --mesh says or by FSDP."""
+    mesh: Mesh = ""
     hbm: Hbm = None
     host: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="(default: none)")] = None
     """Pinned host memory for each device that may be used too, as 8GiB."""
@@ -82,10 +85,15 @@ class Planning:
         for name in ("batch", "seq", "layers", "loss_chunk", "compiles"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        if self.devices < 1:
+        if self.devices is not None and self.devices < 1:
             raise ValueError(f"devices: expected at least 1, got {self.devices}")
-        if self.batch is not None and self.batch % self.devices:
-            raise ValueError(f"batch: expected a multiple of the {self.devices} devices, got {self.batch}")
+        parallel = self.parallel
+        if self.devices not in (None, parallel.devices):
+            raise ValueError(f"mesh: {parallel} takes {parallel.devices} devices, --devices says {self.devices}")
+        if self.batch is not None and self.batch % parallel.batch_shards:
+            raise ValueError(
+                f"batch: expected a multiple of the {parallel.batch_shards} devices that share it, got {self.batch}"
+            )
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin: expected a share from 0 to 1, got {self.margin}")
         if self.largest_batch and self.largest_seq:
@@ -97,6 +105,11 @@ class Planning:
         check_folder("plot", self.plot)
 
     @property
+    def parallel(self) -> Parallel:
+        """How the step is spread over devices."""
+        return read_mesh(self.mesh) if self.mesh else Parallel(fsdp=self.devices or 1)
+
+    @property
     def hbm_bytes(self) -> int | None:
         """Memory of each device; None: the target's own."""
         return read_bytes("hbm", self.hbm)
@@ -104,14 +117,15 @@ class Planning:
     @property
     def host_bytes(self) -> int:
         """Host memory, of all devices together."""
-        return (read_bytes("host", self.host) or 0) * self.devices
+        return (read_bytes("host", self.host) or 0) * self.parallel.devices
 
     @property
     def case(self) -> Case:
         """The training step, as the benchmark builds it."""
         taken = {field.name for field in fields(Case)} - {"target", "batch", "margin", "seq", "layers"}
         same: dict[str, Any] = {k: v for k, v in vars(self).items() if k in taken}
-        name = self.target if self.devices == 1 else f"{self.target}x{self.devices}"
-        batch = self.batch or -(-BATCH // self.devices) * self.devices
+        parallel = self.parallel
+        name = self.target if parallel.devices == 1 else f"{self.target}x{parallel.devices}"
+        batch = self.batch or -(-BATCH // parallel.batch_shards) * parallel.batch_shards
         size = {"batch": batch, "seq": self.seq or 0, "layers": self.layers or 0}
         return Case(**same | size, policy="auto", target=name)

@@ -30,7 +30,7 @@ def fastest(answer: Answer, out: Any) -> Answer:
     rows: list[tuple[float, Point | None, int]] = []
     for point in candidates:
         policy = plan.policy if point is None else point.plan
-        built = built_under(answer.case, kind.num_devices, remat(policy, config_of(answer.case)))
+        built = built_under(answer.case, remat(policy, config_of(answer.case)))
         memory, run = program(built.step, built.state, built.tokens, target=kind, num_buffers=0)
         figures = timed(answer.case, built, run, kind, flops_of(built, answer.case))
         rows.append((figures["tokens_per_second"], point, memory.peak_bytes))

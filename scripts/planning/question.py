@@ -64,22 +64,22 @@ def ask(
         DoesNotFit: nothing fits.
         ValueError: a flag that is wrong.
     """
-    config, devices = config_of(case), target(case.target).num_devices
+    config = config_of(case)
     seq = seq_of(case, config)
     if seq > config.max_seq:
         raise ValueError(f"seq: {case.model} takes at most {config.max_seq} tokens, got {seq}")
 
     def step(plan: Policy | LayerPlan) -> tuple[Any, tuple[Any, Any]]:
         begin()
-        built = built_under(case, devices, remat(plan, config))
+        built = built_under(case, remat(plan, config))
         return built.step, (built.state, built.tokens)
 
     others = named(flags.named) if beside else ()
-    unfit = {policy: problem for policy in others if (problem := _problem(case, devices, policy))}
+    unfit = {policy: problem for policy in others if (problem := _problem(case, policy))}
     for policy, problem in unfit.items():
         drop(f"named: {policy.spec!r} is left out: {problem}")
     plan = jremat.plan(
-        layer_of(config, devices),
+        layer_of(case),
         *layer_shapes(config, case.batch, seq),
         num_layers=config.num_layers,
         hbm_bytes=flags.hbm_bytes,
@@ -113,10 +113,10 @@ def named(specs: Iterable[str]) -> tuple[Policy | LayerPlan, ...]:
     return tuple(found)
 
 
-def _problem(case: Case, devices: int, policy: Policy | LayerPlan) -> str | None:
+def _problem(case: Case, policy: Policy | LayerPlan) -> str | None:
     """Why the model's block can't run under a policy, such as a name that no value bears; None where it can."""
     config = config_of(case)
-    block, shapes = layer_of(config, devices), layer_shapes(config, case.batch, seq_of(case, config))
+    block, shapes = layer_of(case), layer_shapes(config, case.batch, seq_of(case, config))
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((config.num_layers, *leaf.shape), leaf.dtype), shapes[0])
     try:
         jax.eval_shape(jremat.stack(block, policy, num_layers=config.num_layers), layer, shapes[1])

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from jremat.estimator.parallel import read_mesh
 from scripts.flags import (
     BATCH,
     SMALL_MODEL,
@@ -22,6 +23,7 @@ from scripts.flags import (
     Json,
     KvHeads,
     Layers,
+    Mesh,
     MicroBatch,
     ModelName,
     Spec,
@@ -102,6 +104,37 @@ class Logging:
 
 
 @dataclass(frozen=True)
+class Processes:
+    """Several processes that train one model, on the same files; each reads its own rows of a batch."""
+
+    coordinator: Annotated[
+        str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="(default: one process alone)")
+    ] = None
+    """Where process 0 is found; `auto` asks SLURM, GKE or MPI, and knows the other two as well."""
+    processes: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """How many there are."""
+    process: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Which one this is, from 0; the first writes the log."""
+
+    def check(self) -> None:
+        """Refuse flags that don't go together.
+
+        Raises:
+            ValueError: the first such.
+        """
+        given = (self.processes is not None, self.process is not None)
+        if self.coordinator in (None, "auto"):
+            if any(given):
+                raise ValueError("processes, process: they need --coordinator HOST:PORT")
+        elif not all(given):
+            raise ValueError("coordinator: needs --processes and --process too, or is `auto`")
+        elif self.processes is not None and self.process is not None:
+            _at_least("processes", self.processes, 1)
+            if not 0 <= self.process < self.processes:
+                raise ValueError(f"process: expected 0 to {self.processes - 1}, got {self.process}")
+
+
+@dataclass(frozen=True)
 class Run:
     """Train a Flax transformer on real text under a remat policy.
 
@@ -121,6 +154,8 @@ class Run:
     place: steps may be added and the policy may be another; model, text and optimizer may not."""
     json: Json = None
     stack: Stack = "auto"
+    mesh: Mesh = ""
+    processes: Processes = field(default_factory=Processes)
     model: Model = field(default_factory=Model)
     text: Text = field(default_factory=Text)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -148,6 +183,9 @@ class Run:
         Raises:
             ValueError: the first one, with what was expected of it.
         """
+        if self.mesh:
+            read_mesh(self.mesh)
+        self.processes.check()
         for name, least in _LEAST.items():
             part = next(
                 part for part in (self.model, self.text, self.optimizer, self.logging, self) if hasattr(part, name)

@@ -46,7 +46,7 @@ def model_flops(config: TransformerConfig, tokens: int, seq: int) -> ModelFlops:
 
 def matmul_peak(compute_dtype: str) -> PeakFlops:
     """What MFU is measured against: the default device's peak in the table of chips, or a matmul measured now."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     peak = peak_of(device, compute_dtype)
     if chip_of(device.device_kind) is None:
         return replace(peak, source=f"a {compute_dtype} matmul measured on this {device.device_kind} at the start")

@@ -257,20 +257,24 @@ class Batches:
                 "pass its size as --vocab-size"
             )
 
-    def train(self, step: int, count: int) -> np.ndarray:
-        """The sequences of one step, int32 [count, seq + 1].
+    def train(self, step: int, count: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """The sequences of one step, int32 [count, seq + 1], or those of ``rows`` alone.
 
         Philox is a counter-based generator whose stream NumPy keeps the same over versions; its key is the seed and
         the step, so that no step depends on the one before.
         """
         raw = np.random.Philox(key=np.array([self.seed, step], np.uint64)).random_raw(count)  # uint64 [count]
         starts = raw % np.uint64(self.train_tokens - self.seq)
-        return self._sequences(starts)
+        return self._sequences(starts if rows is None else starts[rows])
 
-    def held_out(self, count: int) -> np.ndarray:
-        """``count`` sequences of the held-out end, evenly spaced, int32 [count, seq + 1]; the same in every run."""
+    def held_out(self, count: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """``count`` sequences of the held-out end, evenly spaced, int32 [count, seq + 1]; the same in every run.
+
+        Of ``rows`` alone where these are given.
+        """
         last = self.held_out_tokens - self.seq - 1
-        return self._sequences(self.train_tokens + np.linspace(0, last, count).astype(np.int64))
+        starts = self.train_tokens + np.linspace(0, last, count).astype(np.int64)
+        return self._sequences(starts if rows is None else starts[rows])
 
     def _sequences(self, starts: np.ndarray) -> np.ndarray:
         return np.stack([self.corpus.read(int(start), self.seq + 1) for start in starts])

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import math
+import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from scripts.training.cost import ModelFlops
 from scripts.training.optimizer import schedule
 from scripts.training.prepare import Job
+from scripts.training.processes import any_of, is_first
 from scripts.training.progress import Reporter
 from scripts.training.snapshots import Writer
 from scripts.training.step import State, eval_loss
@@ -113,16 +116,16 @@ def train(
         SnapshotError: a snapshot could not be written.
         OSError: the metrics could not be written.
     """
-    run, first, log = job.run, job.first, MetricsLog(job.files.metrics)
-    rate, evaluate = schedule(run), jax.jit(eval_loss(job.config))
-    held_out = _micro_batches(job, job.batches.held_out(run.text.eval_batches * run.text.micro_batch))
+    run, first, log = job.run, job.first, MetricsLog(job.files.metrics if is_first() else Path(os.devnull))
+    rate, evaluate = schedule(run), jax.jit(eval_loss(job.config, job.model.sharding))
+    held_out = _micro_batches(job, run.text.eval_batches * run.text.micro_batch, job.batches.held_out)
     tokens_per_step = run.batch * run.text.seq
     seconds: list[float] = []
-    loss = val_loss = None
+    loss = val_loss = signalled = None
     done = first
     batch = _batch(job, first)
     try:
-        while done < run.steps and stop.number is None:
+        while done < run.steps and (signalled := any_of(stop.number)) is None:
             began = time.perf_counter()
             state, metrics = step_fn(state, batch)
             batch = _batch(job, done + 1)  # made while the device works
@@ -152,20 +155,33 @@ def train(
                 log.write({"step": done, "val_loss": val_loss})
                 reporter.evaluated(done, val_loss)
         writer.save(state, done)
-        if stop.number is None:
+        if signalled is None:
             val_loss = float(evaluate(state.params, held_out))
             log.write({"step": done, "val_loss": val_loss})
             reporter.evaluated(done, val_loss)
         writer.wait()
     finally:
         log.close()
-    return Outcome(done, loss, val_loss, tuple(seconds[1:]), stop.number)
+    return Outcome(done, loss, val_loss, tuple(seconds[1:]), signalled)
 
 
-def _batch(job: Job, step: int) -> np.ndarray:
-    return _micro_batches(job, job.batches.train(step, job.run.batch))
+def _batch(job: Job, step: int) -> Any:
+    return _micro_batches(job, job.run.batch, partial(job.batches.train, step))
 
 
-def _micro_batches(job: Job, sequences: np.ndarray) -> np.ndarray:
-    """[n · micro_batch, seq + 1] as [n, micro_batch, seq + 1]."""
-    return sequences.reshape(-1, job.run.text.micro_batch, job.run.text.seq + 1)
+def _micro_batches(job: Job, count: int, read: Callable[[int, np.ndarray], np.ndarray]) -> Any:
+    """``count`` sequences as [n, micro_batch, seq + 1]; on a mesh each process reads the rows of its own devices."""
+    each, length = job.run.text.micro_batch, job.run.text.seq + 1
+    rows = np.arange(count).reshape(-1, each)
+    if job.tokens.sharding is None:
+        return read(count, rows.ravel()).reshape(-1, each, length)
+    found: dict[tuple[int, int], np.ndarray] = {}  # devices that share a part of the model read the same rows
+
+    def part(index: Any) -> np.ndarray:
+        own = rows[index[:2]]
+        key = int(own[0, 0]), own.shape[1]
+        if key not in found:
+            found[key] = read(count, own.ravel()).reshape(*own.shape, length)
+        return found[key]
+
+    return jax.make_array_from_callback((len(rows), each, length), job.tokens.sharding, part)

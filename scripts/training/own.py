@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from jremat.policy.files import read_json
 from jremat.policy.messages import shown
-from scripts.training.config import Run
+from scripts.training.config import Processes, Run
 from scripts.training.files import Files, flat
 
 
@@ -32,7 +32,9 @@ def to_json(run: Run) -> dict[str, Any]:
     """The flags as JSON: paths absolute, and the schedule's steps as numbers, so that --steps may be raised."""
     text = replace(run.text, data=run.text.data and run.text.data.absolute())
     schedule = replace(run.optimizer, warmup_steps=run.warmup_steps, decay_steps=run.decay_steps)
-    whole = replace(run, text=text, optimizer=schedule, json=run.json and run.json.absolute())
+    whole = replace(
+        run, text=text, optimizer=schedule, json=run.json and run.json.absolute(), processes=Processes()
+    )  # how processes find each other is of one start
     return json.loads(json.dumps(dataclasses.asdict(whole), default=str))
 
 

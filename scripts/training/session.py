@@ -22,8 +22,9 @@ from scripts.training.files import make_folder, rewind, write_description
 from scripts.training.loop import Diverged, Outcome, StopSignal, train
 from scripts.training.own import Own, to_json
 from scripts.training.prepare import Job, prepare
+from scripts.training.processes import is_first, together, wait_for_word_of_the_end, watch
 from scripts.training.progress import Reporter, aligned
-from scripts.training.snapshots import SnapshotError, Writer
+from scripts.training.snapshots import SnapshotError, Writer, newest_name
 
 
 def session(run: Run, program: str, own: Own) -> int:
@@ -46,9 +47,19 @@ def session(run: Run, program: str, own: Own) -> int:
             return fail(program, _unread(error))
         for warning in job.warnings:
             warn(program, warning)
+        lost = lambda: fail(
+            program,
+            f"another process of this run has ended; {newest_name(job.files.snapshots)}; start them all with --resume "
+            f"--out {job.files.out} to go on",
+            1,
+        )
+        leave = watch(run.processes, lost)
         try:
-            return _run(job, program)
+            code = _run(job, program)
+            leave()
+            return code
         except SnapshotError as error:
+            wait_for_word_of_the_end()
             return fail(program, error)
         except OSError as error:
             return fail(program, _unread(error))
@@ -57,6 +68,7 @@ def session(run: Run, program: str, own: Own) -> int:
         except KeyboardInterrupt:
             return fail(program, "stopped at once; nothing was saved after the last snapshot", 130)
         except jax.errors.JaxRuntimeError as error:
+            wait_for_word_of_the_end()
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return fail(program, f"out of device memory under {run.policy}; a policy that keeps less may fit", 1)
@@ -76,20 +88,24 @@ def _run(job: Job, program: str) -> int:
         compile_seconds = time.perf_counter() - began
         state = made.result()
     memory, peak = step_bytes(compiled), matmul_peak(job.config.compute_dtype)
+    possible = peak.flops_per_second * job.devices
 
-    make_folder(job.files.out)
-    earlier, damage = rewind(job.files.metrics, job.first)
-    described = {"description": job.description, "policy": run.policy, "flags": to_json(run)}
-    damage += write_description(job.files.description, described, job.resumed is not None)
-    for line in damage:
-        warn(program, line)
+    earlier: list[dict[str, Any]] = []
+    if is_first():
+        make_folder(job.files.out)
+        earlier, damage = rewind(job.files.metrics, job.first)
+        described = {"description": job.description, "policy": run.policy, "flags": to_json(run)}
+        damage += write_description(job.files.description, described, job.resumed is not None)
+        for line in damage:
+            warn(program, line)
+    together("the run's files are there")
     writer = Writer(job.files.snapshots, run.logging.keep, job.description, job.resumed)
-    reporter = Reporter(Console(), job.first, run.steps, memory.peak, run.logging.log_every)
+    reporter = Reporter(Console(quiet=not is_first()), job.first, run.steps, memory.peak, run.logging.log_every)
     for line in _opening(job, memory, peak, compile_seconds):
         reporter.say(line)
     try:
         with StopSignal() as stop, reporter:
-            outcome = train(job, compiled, state, writer, reporter, flops, peak.flops_per_second, stop)
+            outcome = train(job, compiled, state, writer, reporter, flops, possible, stop)
     finally:
         writer.close()
     if outcome.signal is not None:
@@ -98,9 +114,9 @@ def _run(job: Job, program: str) -> int:
         return 128 + outcome.signal
     loss = outcome.loss if outcome.loss is not None else _loss_of(job.first, earlier)
     summary = _summary(job, outcome, loss, flops, memory, peak) | {"compile_seconds": compile_seconds}
-    write_json(job.files.summary, summary)
-    if run.json is not None:
-        write_json(run.json, summary)
+    for path in (job.files.summary, run.json) if is_first() else ():
+        if path is not None:
+            write_json(path, summary)
     for line in ["", *aligned(_closing(summary)), *job.notes]:
         reporter.say(line)
     return 0
@@ -129,6 +145,7 @@ def _opening(job: Job, memory: StepBytes, peak: PeakFlops, compile_seconds: floa
     """What the run is, before its first step."""
     c, corpus, text, name = job.config, job.batches.corpus, job.run.text, job.run.model.model
     skipped = f", {corpus.skipped} files that are no text left out" if corpus.skipped else ""
+    of_each = f" on each of {job.devices} devices" if job.devices > 1 else ""
     rows = {
         "model": f"{name}: {c.num_params():,} parameters, {c.num_layers} layers, {c.attention} attention",
         "data": f"{corpus.name}: {corpus.num_tokens:,} tokens in {len(corpus.files):,} files{skipped}",
@@ -136,8 +153,10 @@ def _opening(job: Job, memory: StepBytes, peak: PeakFlops, compile_seconds: floa
         **({"resumed": _resumed(job)} if job.run.resume else {}),
         "batch": f"{text.accumulate} × {text.micro_batch} sequences of {text.seq} tokens",
         "policy": f"{job.remat.name}, run by a {job.remat.stack}",
-        "step": f"compiled in {compile_seconds:.1f} s; peak {human(memory.peak)} by the compiler's count, not measured",
-        "MFU": f"against {peak.flops_per_second / 1e9:,.0f} GFLOP/s: {peak.source}",
+        **({"mesh": _mesh(job)} if job.model.sharding else {}),
+        "step": f"compiled in {compile_seconds:.1f} s; peak {human(memory.peak)}{of_each} by the compiler's count, "
+        "not measured",
+        "MFU": f"against {peak.flops_per_second / 1e9:,.0f} GFLOP/s{of_each}: {peak.source}",
         "files": str(job.files.out),
     }
     return [*aligned(rows), ""]
@@ -153,7 +172,7 @@ def _summary(
     """
     run = job.run
     seconds = median(outcome.step_seconds) if outcome.step_seconds else None
-    share = lambda count: None if seconds is None else count / seconds / peak.flops_per_second
+    share = lambda count: None if seconds is None else count / seconds / (peak.flops_per_second * job.devices)
     return {
         "policy": run.policy,
         "resolved_policy": job.remat.policy.spec,
@@ -180,9 +199,18 @@ def _summary(
         "notes": list(job.notes),
         "seed": run.seed,
         "out": str(job.files.out),
-        "device": jax.devices()[0].device_kind,
+        "device": jax.local_devices()[0].device_kind,
+        "devices": job.devices,
+        "mesh": str(job.model.sharding.parallel) if job.model.sharding else None,
+        "processes": jax.process_count(),
         "jax": jax.__version__,
     }
+
+
+def _mesh(job: Job) -> str:
+    assert job.model.sharding is not None
+    count = jax.process_count()
+    return f"{job.model.sharding.parallel}: {job.devices} devices" + (f" of {count} processes" if count > 1 else "")
 
 
 def _closing(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Training state on disk by orbax's CheckpointManager: written beside the training, whole or not there at all.
 
 ``SNAPSHOTS/step_00000050/`` holds the state's arrays under ``state/`` and, under ``run/``, the step, the run's
-description and a CRC-32 of every array. Orbax writes a folder of another name and renames it when it is whole, removes
-older ones only then, and finds files that are missing or cut short; a bit that has changed in an array it doesn't find.
+description and a checksum of every array. Each process writes the shards that it holds, and reads those of the mesh on
+which it goes on. Orbax writes a folder of another name and renames it when it is whole, removes older ones only then,
+and finds files that are missing or cut short; a bit that has changed in an array it doesn't find.
 """
 
 import contextlib
@@ -12,17 +13,18 @@ import os
 import shutil
 import sys
 import time
-import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax import lax
 
 from scripts.training.files import flat, free_name
+from scripts.training.processes import is_first, together
 
 _IN_FLIGHT = 0.5  # seconds after a failed write in which the others of it have ended
 
@@ -33,17 +35,30 @@ class SnapshotError(Exception):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A whole snapshot on disk."""
+    """A whole snapshot on disk.
+
+    Args:
+        path: its folder.
+        step: steps done.
+        description: of the run that it is of.
+        state: what it holds, as the caller's shardings place it; None where it is another run's.
+    """
 
     path: Path
     step: int
     description: Mapping[str, Any]
+    state: Any = field(default=None, compare=False, repr=False)
 
 
-def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
+def newest(folder: Path, like: Any, description: Mapping[str, Any]) -> tuple[Snapshot | None, list[str]]:
     """The newest whole snapshot in ``folder``, and a warning for each newer one that is not whole.
 
-    Every array of a candidate is read and compared with its CRC.
+    Every array of a candidate is read and compared with its checksum.
+
+    Args:
+        folder: may be missing.
+        like: a tree of arrays or ShapeDtypeStructs: structure, shapes and shardings of the state.
+        description: what the run is. One that describes another run is answered without its state.
 
     Raises:
         OSError: the folder can't be read.
@@ -51,33 +66,18 @@ def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
     warnings: list[str] = []
     for path in sorted(_finished(folder), key=_step_of, reverse=True):
         try:
-            description, _ = _read(path)
+            saved, checksums = _run_of(path)
+            same = not differences(saved, description)
+            return Snapshot(path, _step_of(path), saved, _state_of(path, like, checksums) if same else None), warnings
         except SnapshotError as error:
             warnings.append(f"{path} is not whole ({error}); passed over")
-        else:
-            return Snapshot(path, _step_of(path), description), warnings
     return None, warnings
 
 
-def restore(snapshot: Snapshot, like: Any) -> Any:
-    """The state of a snapshot on the default device.
-
-    Args:
-        snapshot: a whole one.
-        like: a tree of arrays or ShapeDtypeStructs, the structure and shapes of the state.
-
-    Raises:
-        SnapshotError: the files don't hold that state.
-    """
-    leaves = _leaves(like)
-    try:
-        _, arrays = _read(snapshot.path)
-        kinds = [{name: (x.shape, x.dtype) for name, x in tree.items()} for tree in (arrays, leaves)]
-        if kinds[0] != kinds[1]:
-            raise SnapshotError("its arrays are another state's")
-    except SnapshotError as error:
-        raise SnapshotError(f"cannot read the snapshot {snapshot.path}: {error}") from error
-    return jax.device_put(jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]))
+def newest_name(folder: Path) -> str:
+    """For people: the newest snapshot, not read."""
+    found = _finished(folder)
+    return f"the newest snapshot is {max(found, key=_step_of)}" if found else "there is no snapshot"
 
 
 class Writer:
@@ -94,10 +94,12 @@ class Writer:
         self.folder, self.description = folder, description
         self.last = None if resumed is None else resumed.path
         self._writing: int | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        for damaged in (path for path in _finished(folder) if resumed is None or _step_of(path) > resumed.step):
-            damaged.rename(free_name(damaged.with_name(damaged.name.replace("step_", "damaged_"))))
-        self._sweep()
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            for damaged in (path for path in _finished(folder) if resumed is None or _step_of(path) > resumed.step):
+                damaged.rename(free_name(damaged.with_name(damaged.name.replace("step_", "damaged_"))))
+            self._sweep()
+        together("the folder of snapshots is there")
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, step_prefix="step", step_format_fixed_length=8)
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(_reported_once())
@@ -117,9 +119,11 @@ class Writer:
             SnapshotError: this snapshot or the one before it could not be written.
         """
         self.wait()
-        # A copy, since the step that comes next takes over the state's buffers.
-        arrays = {name: np.array(leaf, copy=True) for name, leaf in _leaves(state).items()}
-        run = {"step": step, "description": self.description, "crc": _digests(arrays)}
+        arrays = _leaves(state)
+        run = {"step": step, "description": self.description, "checksums": _checksums(arrays)}
+        if jax.default_backend() == "cpu":
+            # There orbax writes from the buffers themselves, which the step that comes next takes over.
+            arrays = jax.block_until_ready(_copied(arrays))
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(run))
         self._writing = step
         with self._failing():
@@ -213,22 +217,38 @@ def _step_of(path: Path) -> int:
     return int(path.name[5:])
 
 
-def _read(path: Path) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
-    """The description and the arrays of a snapshot; raises SnapshotError where it is not whole."""
-    items = ocp.args.Composite(state=ocp.args.StandardRestore(), run=ocp.args.JsonRestore())
+def _run_of(path: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """The description and the checksums of a snapshot; raises SnapshotError where they can't be read."""
+    run = _restored(path, run=ocp.args.JsonRestore()).run
+    match run:
+        case {"step": step, "description": dict(description), "checksums": dict(checksums)} if step == _step_of(path):
+            return description, checksums
+    raise SnapshotError("its run/metadata is another's")
+
+
+def _state_of(path: Path, like: Any, checksums: Mapping[str, int]) -> Any:
+    """The state of a snapshot, placed as ``like`` is; raises SnapshotError where it is not whole."""
+    wanted = _leaves(jax.tree.map(_placed, like))
+    arrays = _restored(path, state=ocp.args.StandardRestore(wanted)).state
+    if checksums.keys() != arrays.keys():
+        raise SnapshotError("its run/metadata is another's")
+    changed = [name for name, number in _checksums(arrays).items() if checksums[name] != number]
+    if changed:
+        raise SnapshotError(f"{', '.join(changed)} differs from its checksum")
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def _restored(path: Path, **items: Any) -> Any:
     try:
         with _reported_once(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as files:
-            found = files.restore(path.absolute(), args=items)
-        run, arrays = found.run, found.state
-        step, description, digests = run["step"], run["description"], run["crc"]
-        changed = [name for name, crc in _digests(arrays).items() if digests[name] != crc]
+            return files.restore(path.absolute(), args=ocp.args.Composite(**items))
     except Exception as error:  # tensorstore and orbax raise many kinds; all mean the same here
         raise SnapshotError(_reason(error)) from error
-    if step != _step_of(path) or not isinstance(description, dict) or digests.keys() != arrays.keys():
-        raise SnapshotError("its run/metadata is another's")
-    if changed:
-        raise SnapshotError(f"{', '.join(changed)} differs from its CRC")
-    return description, arrays
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
@@ -239,8 +259,30 @@ def _leaves(tree: Any) -> dict[str, Any]:
     }
 
 
-def _digests(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    return {name: zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for name, array in arrays.items()}
+def _checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
+    return {name: int(number) for name, number in _checksums_of(dict(arrays)).items()}
+
+
+@jax.jit
+def _checksums_of(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """A checksum of each array, whatever the mesh that it lies on: integers add up in any order.
+
+    The sum, modulo 2³², of each item's bits times an odd number of its own: a changed bit always changes it.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        bits = lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}").astype(jnp.uint32)
+        index = jnp.uint32(0)  # of an item, in the order of rows
+        for axis, size in enumerate(bits.shape):
+            index = index * jnp.uint32(size) + lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+        return (bits * (2 * index + 1)).sum(dtype=jnp.uint32)
+
+    return {name: one(x) for name, x in arrays.items()}
+
+
+@jax.jit
+def _copied(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return jax.tree.map(jnp.copy, arrays)
 
 
 def _reason(error: BaseException) -> str:

@@ -37,7 +37,7 @@ def test_a_block_of_ones_own(file, tmp_path, capsys):
 
 def test_devices_are_divisors(file, tmp_path):
     out = tmp_path / "found.json"
-    assert main([f"{file}:block", *ARGS, "--layers", "3", "--data", "2", "--json", str(out)]) == 0
+    assert main([f"{file}:block", *ARGS, "--layers", "3", "--mesh", "data=2", "--json", str(out)]) == 0
     (line,) = json.loads(out.read_text())["kept"]
     assert 2 * line["device_bytes"] == line["total_bytes"]
 
@@ -60,7 +60,7 @@ def test_a_config(tmp_path, capsys):
         (["--sizes", "b:2"], "expected a letter and its number, such as b=8, got 'b:2'"),
         (["--policy", "every_k:2"], "plan over layers"),
         (["--args", "f32[b,]]"], "expected an array such as f32[8,128]"),
-        (["--zero", "1"], "with data=1 it would do nothing"),
+        (["--mesh", "zero=1"], "with data=1 it would do nothing"),
     ],
 )
 def test_mistakes_are_one_line(file, change, message, capsys):

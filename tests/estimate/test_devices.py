@@ -42,7 +42,7 @@ def test_a_share_of_the_weights_is_updated_and_all_are_gathered():
         found = lines(data=4, zero=zero)
         assert found["weights updated, gathered"] == (held, ("update",))
         assert found["updates, this device's share"] == (held // 4, ("update",))
-    assert "weights updated, gathered" not in lines(data=4, zero=3) | lines(data=4)
+    assert "weights updated, gathered" not in lines(fsdp=4) | lines(data=4)
     sgd = dataclasses.replace(spread(data=4, zero=1), shares_moments=False)
     assert "weights updated, gathered" not in {line.name for line, _ in sgd.lines()}  # nothing is shared out
 
@@ -53,7 +53,7 @@ def test_under_zero_1_whole_gradients_end_where_shares_begin():
 
 
 def test_weights_are_gathered_in_the_compute_dtype():
-    found = lines(data=4, zero=3)["weights of one layer, gathered"]
+    found = lines(fsdp=4)["weights of one layer, gathered"]
     assert found == (2 * LLAMA.block_params(), ("recompute", "backward"))
     kept, one = (
         sum(
@@ -61,7 +61,7 @@ def test_weights_are_gathered_in_the_compute_dtype():
             for line in estimate(LLAMA, NONE, batch=B, seq=S, parallel=p).kept
             if "s" not in line.formula
         )
-        for p in (Parallel(data=4, zero=3), Parallel(data=4))
+        for p in (Parallel(fsdp=4), Parallel(data=4))
     )
     assert 0 < kept * 4 == pytest.approx(one, abs=16)  # the casts that are kept are shares
 
@@ -70,18 +70,18 @@ def test_weights_cut_across_are_laid_out_anew():
     # of gate and up [h, f] the longest axis is the second, of attention's output [n, d, h] the last
     across = 4 * L * (2 * H * F + H * H)
     of = lambda **degrees: lines(**degrees)["weights laid out for the gather"][0]
-    assert of(data=4, zero=3) == across // 4
+    assert of(fsdp=4) == across // 4
     # where tensor parallelism has taken f, gate and up are cut along h, their first
     assert of(data=2, zero=3, tensor=2) == 4 * L * H * H // 4
-    assert of(config=dataclasses.replace(LLAMA, mlp_hidden=H), data=4, zero=3) == 4 * L * H * H // 4
+    assert of(config=dataclasses.replace(LLAMA, mlp_hidden=H), fsdp=4) == 4 * L * H * H // 4
 
 
 def test_the_logits_gradient_waits_where_the_heads_is_shared_out():
     untied = dataclasses.replace(LLAMA, tied_embeddings=False)
     logits = 2 * B * S * V
-    assert spread(untied, data=4, zero=3).head_bytes() == logits // 4
+    assert spread(untied, fsdp=4).head_bytes() == logits // 4
     assert spread(untied, data=4).head_bytes() == spread(untied, tensor=4).head_bytes() == 0
-    assert spread(data=4, zero=3).head_bytes() == max(logits // 4, 4 * V * H)  # one table, whole until it is summed
+    assert spread(fsdp=4).head_bytes() == max(logits // 4, 4 * V * H)  # one table, whole until it is summed
 
 
 def test_tensor_parallelism_holds_partial_sums_and_gathers_the_sequence():

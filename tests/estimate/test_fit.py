@@ -5,7 +5,7 @@ from dataclasses import replace
 import policies
 from jremat.estimator.config import TransformerConfig
 from jremat.estimator.fit import ways_to_fit
-from jremat.estimator.parallel import Parallel
+from jremat.estimator.parallel import Parallel, read_mesh
 from jremat.estimator.training_step import TrainingStep
 from jremat.estimator.transformer import ledger_of
 from jremat.policy import FULL, NONE
@@ -24,12 +24,7 @@ def changed(run: TrainingStep, change: str) -> TrainingStep:
     words = change.split()
     values = dict(zip(words, [*words[1:], ""]))
     whole = lambda flag, default: int(values.get(flag, default))
-    parallel = Parallel(
-        data=whole("--data", 1),
-        zero=whole("--zero", 0),  # type: ignore[arg-type]
-        tensor=whole("--tensor", 1),
-        sequence="--sequence" in words,
-    )
+    parallel = read_mesh(values["--mesh"]) if "--mesh" in words else Parallel()
     return replace(
         run,
         policy=policies.get(values["--policy"]) if "--policy" in words else run.policy,

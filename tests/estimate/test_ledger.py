@@ -10,7 +10,7 @@ import policies
 from benchmarks import estimate_peak as benchmark
 from jremat.estimator.config import TransformerConfig
 from jremat.estimator.ledger import PHASES
-from jremat.estimator.parallel import Parallel
+from jremat.estimator.parallel import Parallel, read_mesh
 from jremat.estimator.transformer import estimate
 from jremat.graph.letters import Polynomial
 from jremat.planner.request import Request
@@ -73,11 +73,12 @@ def test_chunks_of_the_loss_keep_no_logits():
 
 
 @pytest.mark.parametrize(
-    ("zero", "weights", "grads", "moments"),
-    [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 4, 4), (3, 4, 4, 4)],
-)
-def test_zero_shares_out_state(zero, weights, grads, moments):
-    found = ledger(parallel=Parallel(data=4, zero=zero))
+    ("mesh", "weights", "grads", "moments"),
+    [("data=4", 1, 1, 1), ("data=4,zero=1", 1, 1, 4), ("data=4,zero=2", 1, 4, 4), ("fsdp=4", 4, 4, 4),
+     ("data=2,fsdp=2,zero=1", 2, 2, 4)],
+)  # fmt: skip
+def test_the_state_is_sharded(mesh, weights, grads, moments):
+    found = ledger(parallel=read_mesh(mesh))
     assert bytes_of(found, "weights") == pytest.approx(4 * PARAMS / weights, abs=4)
     assert found.state_bytes == pytest.approx(4 * PARAMS * (1 / weights + 1 / grads + 2 / moments), abs=8)
     assert bytes_of(found, "optimizer moments", whole=True) == 8 * PARAMS + 4
@@ -211,8 +212,8 @@ def test_nonsense_is_refused(how, message):
     ("degrees", "message"),
     [
         ({"data": 0}, "data: expected a whole number of at least 1"),
-        ({"zero": 4, "data": 2}, "zero: expected 0, 1, 2 or 3"),
-        ({"zero": 1}, "zero=1 shares out among data replicas"),
+        ({"zero": 3, "data": 2}, "zero: expected 0, 1 or 2"),
+        ({"zero": 1}, "zero=1 shards among data replicas"),
         ({"sequence": True}, "sequence: it splits among the tensor devices"),
         ({"interleave": 2}, "interleave: chunks of a pipeline's stage"),
     ],

@@ -138,22 +138,21 @@ def test_rows_of_another_commit_are_measured_again(tmp_path):
 def test_model_flops_in_closed_form_are_the_counted_ones():
     for model, attention in (("tiny", "dot"), ("tiny-llama", "dot")):
         case = replace(TINY, model=model, attention=attention)
-        found = flops_of(build(case, 1), case)
+        found = flops_of(build(case), case)
         assert found["counted_model_flops"] == found["model_flops"]
         assert found["recompute_flops"] > 0
-        none = flops_of(build(replace(case, policy="none"), 1), case)
+        none = flops_of(build(replace(case, policy="none")), case)
         assert none["recompute_flops"] == 0
         assert none["total_flops"] == none["model_flops"]
 
 
 @pytest.mark.parametrize("policy", ["full", "every_k:2"])
 def test_eight_devices_share_the_state_and_compute_the_same(policy):
-    case = replace(TINY, policy=policy)
     values = []
     for name in ("cpu", "cpux8"):
         kind = target(name)
         here = devices(kind)
-        built = build(case, kind.num_devices)
+        built = build(replace(TINY, policy=policy, target=name))
         cut = jax.tree.map(lambda leaf, here=here: place(leaf, here).sharding, (built.state, built.tokens))
         args = jax.device_put(initial(built), cut)
         if kind.num_devices == 8:
@@ -166,13 +165,13 @@ def test_eight_devices_share_the_state_and_compute_the_same(policy):
 
 
 def test_a_batch_that_does_not_divide_the_devices_is_refused():
-    with pytest.raises(ValueError, match="batch: expected a multiple of the 8 devices, got 3"):
-        build(replace(TINY, batch=3), 8)
+    with pytest.raises(ValueError, match="fsdp: expected a divisor of batch=3, got 8"):
+        build(replace(TINY, batch=3, target="cpux8"))
 
 
 def test_a_sequence_beyond_the_context_is_refused():
     with pytest.raises(ValueError, match="seq: tiny takes at most 256 tokens, got 512"):
-        build(replace(TINY, seq=512), 1)
+        build(replace(TINY, seq=512))
 
 
 def _rows():

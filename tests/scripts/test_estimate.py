@@ -29,9 +29,9 @@ REFUSED = {
     "beyond the context": ("--seq 1025", "seq: expected at most the model's context, 1024"),
     "dropout of one": ("--dropout 1", "dropout: expected a rate"),
     "cudnn in float32": ("--attention cudnn --compute-dtype float32", "compute_dtype: expected 'bfloat16'"),
-    "no divisor": ("--data 3", "data: expected a divisor of batch=8, got 3"),
-    "more stages than layers": ("--pipeline 24", "pipeline: expected at most num_layers=12"),
-    "zero without replicas": ("--zero 1", "would do nothing"),
+    "no divisor": ("--mesh data=3", "data: expected a divisor of batch=8, got 3"),
+    "more stages than layers": ("--mesh pipeline=24", "pipeline: expected at most num_layers=12"),
+    "zero without replicas": ("--mesh zero=1", "would do nothing"),
     "master weights of float32": ("--master-weights", "master_weights: the weights are float32"),
     "no unit": ("--hbm 80", "hbm: expected a number and a unit"),
     "no config": ("--config nowhere.json", "cannot read nowhere.json"),
@@ -92,7 +92,7 @@ def test_a_line_a_policy_and_what_would_make_it_fit(tmp_path, capsys, monkeypatc
     assert min(peaks.values()) > 80 * 2**30  # 16 bytes for each of 8 billion parameters
     assert found["ways_to_fit"] and all(way["peak_bytes"] <= 80 * 2**30 for way in found["ways_to_fit"])
     out = capsys.readouterr().out
-    assert "what would make" in out and "--zero 3" in out and "megatron:moe" in out
+    assert "what would make" in out and "--mesh fsdp=" in out and "megatron:moe" in out
 
 
 def test_where_a_policy_fits_no_change_is_proposed(tmp_path):
@@ -120,7 +120,7 @@ def test_the_sweep_draws_memory_against_the_sequence(tmp_path):
 
 def test_degrees_reach_the_ledger(tmp_path):
     alone = figures(tmp_path, "--model llama-1b --batch 8")["ledgers"][0]
-    flags = "--model llama-1b --batch 8 --data 4 --zero 3 --tensor 2 --sequence --pipeline 2"
+    flags = "--model llama-1b --batch 8 --mesh fsdp=4,tensor=2,sequence,pipeline=2"
     spread = figures(tmp_path, flags)["ledgers"][0]
     assert spread["devices"] == 16
     assert 12 < alone["state_bytes"] / spread["state_bytes"] <= 16

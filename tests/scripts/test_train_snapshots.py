@@ -13,7 +13,8 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from scripts.training.snapshots import SnapshotError, Writer, differences, newest, restore
+from scripts.training import snapshots
+from scripts.training.snapshots import SnapshotError, Writer, differences
 from scripts.training.step import State
 
 DESCRIPTION = {"seed": 0, "model": {"hidden": 16}}
@@ -22,6 +23,10 @@ DESCRIPTION = {"seed": 0, "model": {"hidden": 16}}
 def state(value: float) -> State:
     weights = {"kernel": jax.random.normal(jax.random.key(int(value)), (64, 64)), "bias": jnp.full(3, value)}
     return State(weights, optax.adamw(1e-3).init(weights), jnp.int32(value))
+
+
+def newest(folder: Path):
+    return snapshots.newest(folder, state(0), DESCRIPTION)
 
 
 def write(folder: Path, *steps: int, keep: int = 3) -> Writer:
@@ -43,7 +48,7 @@ def test_a_state_comes_back_to_the_bit(tmp_path: Path) -> None:
     found, warnings = newest(tmp_path)
     assert found is not None and (found.step, found.path, warnings) == (4, writer.last, [])
     assert found.description == DESCRIPTION
-    assert same(restore(found, state(0)), state(4))
+    assert same(found.state, state(4))
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -61,7 +66,7 @@ def test_what_the_next_step_takes_over_is_saved_as_it_was(tmp_path: Path) -> Non
     writer.wait()
     writer.close()
     found, _ = newest(tmp_path)
-    assert found is not None and same(restore(found, state(0)), expected)
+    assert found is not None and same(found.state, expected)
 
 
 def change(file: Path, damage: str) -> None:
@@ -83,7 +88,7 @@ def test_damage_of_any_file_is_named_or_changes_nothing(tmp_path: Path, damage: 
         shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
         change(tmp_path / "damaged" / name, damage)
         found, warnings = newest(tmp_path / "damaged")
-        assert found is not None and same(restore(found, state(0)), state(found.step))
+        assert found is not None and same(found.state, state(found.step))
         if found.step == 4:
             harmless.append(name)
         else:
@@ -113,9 +118,9 @@ def metadata(change: Callable[[dict], object]) -> Callable[[Path], object]:
         metadata(lambda run: [run]),
         metadata(lambda run: run | {"step": 2}),
         metadata(lambda run: run | {"description": "text"}),
-        metadata(lambda run: run | {"crc": {}}),
-        metadata(lambda run: run | {"crc": run["crc"] | {"more": 1}}),
-        metadata(lambda run: run | {"crc": dict.fromkeys(run["crc"], 1)}),
+        metadata(lambda run: run | {"checksums": {}}),
+        metadata(lambda run: run | {"checksums": run["checksums"] | {"more": 1}}),
+        metadata(lambda run: run | {"checksums": dict.fromkeys(run["checksums"], 1)}),
         metadata(lambda run: {"step": 4}),
     ],
 )
@@ -190,10 +195,15 @@ def test_a_failed_write_leaves_nothing_and_names_the_last_good_one(tmp_path: Pat
 
 def test_a_state_of_other_shapes_is_no_such_snapshot(tmp_path: Path) -> None:
     write(tmp_path, 2)
-    found, _ = newest(tmp_path)
-    assert found is not None
-    with pytest.raises(SnapshotError, match="cannot read the snapshot"):
-        restore(found, {"other": jnp.zeros(2)})
+    for like in ({"other": jnp.zeros(2)}, jax.tree.map(lambda x: jnp.zeros((*x.shape, 2), x.dtype), state(0))):
+        found, (warning,) = snapshots.newest(tmp_path, like, DESCRIPTION)
+        assert found is None and "is not whole" in warning
+
+
+def test_another_run_is_answered_without_its_state(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    found, _ = snapshots.newest(tmp_path, state(0), DESCRIPTION | {"seed": 1})
+    assert found is not None and found.state is None and found.description == DESCRIPTION
 
 
 def test_an_empty_folder_has_no_snapshot(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Query head i reads key and value head i // g, as in Llama. Scores are scaled by 
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,23 @@ from jremat.estimator.decoder.layers import causal_softmax, dropout
 from jremat.estimator.decoder.loop import counted
 from jremat.policy.names import RERUN_SCOPE, tag
 
+Constrain = Callable[[jax.Array, tuple[str, ...]], jax.Array]
+"""Lays an array out on a mesh by its logical axes."""
 
-def dot(query: jax.Array, key: jax.Array, value: jax.Array, dropout_key: jax.Array | None, rate: float) -> jax.Array:
+
+def unconstrained(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """x, wherever it is."""
+    return x
+
+
+def dot(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_key: jax.Array | None,
+    rate: float,
+    constrain: Constrain = unconstrained,
+) -> jax.Array:
     """Attention that materialises its scores.
 
     Keeps query, key, value, the probabilities and, with dropout, the dropped probabilities. Tags what it reads, and
@@ -28,6 +44,7 @@ def dot(query: jax.Array, key: jax.Array, value: jax.Array, dropout_key: jax.Arr
         key, value: [b, s, m, d], m a divisor of n.
         dropout_key: a JAX random key, or None for no dropout.
         rate: dropout rate of the probabilities, in [0, 1).
+        constrain: lays an array out on a mesh by its logical axes.
 
     Returns:
         [b, s, n, d], dtype of ``query``.
@@ -39,7 +56,8 @@ def dot(query: jax.Array, key: jax.Array, value: jax.Array, dropout_key: jax.Arr
     (1, 3, 4, 8)
     """
     q, k, v = _tagged(_grouped(query, key), key, value)
-    scores = tag(jnp.einsum("bsmgd,btmd->bmgst", q, k), "attn_scores")
+    scores = constrain(jnp.einsum("bsmgd,btmd->bmgst", q, k), ("batch", "kv_heads", "group", "length", "key_length"))
+    scores = tag(scores, "attn_scores")
     probs = causal_softmax(scores, 1 / _root(query.shape[-1]))  # [b, m, g, s, s]
     if dropout_key is not None and rate > 0:
         probs = tag(dropout(probs, dropout_key, rate), "attn_dropped")
@@ -59,7 +77,9 @@ def block_size(seq: int, block: int) -> int:
     return min(block, -(-seq // 2)) if isinstance(seq, int) else block
 
 
-def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, block: int) -> jax.Array:
+def blockwise(
+    query: jax.Array, key: jax.Array, value: jax.Array, block: int, constrain: Constrain = unconstrained
+) -> jax.Array:
     """Attention by an online softmax over blocks of keys, in plain JAX, so on every backend: never an s × s array.
 
     Keeps query, key, value (tagged), the output (tagged ``attn_out``, then ``attn_fused``) and the log-sum-exp
@@ -71,6 +91,7 @@ def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, block: int) ->
         query: [b, s, n, d].
         key, value: [b, s, m, d], m a divisor of n.
         block: keys at a time (see ``block_size``); it need not divide s.
+        constrain: lays an array out on a mesh by its logical axes; keys and values are whole where they are read.
 
     Returns:
         [b, s, n, d], dtype of ``query``.
@@ -81,17 +102,18 @@ def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, block: int) ->
     >>> bool(jnp.allclose(blockwise(x, x, x, 2), dot(x, x, x, None, 0.0), atol=1e-6))
     True
     """
-    return _blockwise(*_tagged(query, key, value), block)
+    return _blockwise(*_tagged(query, key, value), block, constrain)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _blockwise(query, key, value, block):
-    return _blockwise_forward(query, key, value, block)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _blockwise(query, key, value, block, constrain):
+    return _blockwise_forward(query, key, value, block, constrain)[0]
 
 
-def _blockwise_forward(query, key, value, block):
+def _blockwise_forward(query, key, value, block, constrain):
     size = block_size(query.shape[1], block)
-    q, keys, values = _grouped(query, key), _padded(key, size), _padded(value, size)
+    whole = lambda x: _padded(constrain(x, _WHOLE), size)
+    q, keys, values = _grouped(query, key), whole(key), whole(value)
     b, s, m, g, d = q.shape
 
     def one(i, carry):
@@ -113,10 +135,11 @@ def _blockwise_forward(query, key, value, block):
     return out, (query, key, value, out, lse)
 
 
-def _blockwise_backward(block, kept, dout):
+def _blockwise_backward(block, constrain, kept, dout):
     query, key, value, out, lse = kept
     size = block_size(query.shape[1], block)
-    q, do, keys, values = _grouped(query, key), _grouped(dout, key), _padded(key, size), _padded(value, size)
+    whole = lambda x: _padded(constrain(x, _WHOLE), size)
+    q, do, keys, values = _grouped(query, key), _grouped(dout, key), whole(key), whole(value)
     b, s, m, g, d = q.shape
     lse = lse.reshape(b, m, g, s, 1)
     # the softmax's row sum of p·dp is that of out·dout: Dao et al. 2022, section 3.1 and appendix B.2
@@ -183,6 +206,9 @@ def _cudnn_backward(backward, dout):
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)
+
+
+_WHOLE = ("batch", "key_length", "kv_heads", "head_dim")
 
 
 def _root(width):

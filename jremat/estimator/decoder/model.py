@@ -14,6 +14,7 @@ from jax import lax
 
 from jremat.estimator.config import TransformerConfig
 from jremat.estimator.decoder import attention, layers
+from jremat.estimator.decoder.attention import Constrain, unconstrained
 from jremat.estimator.decoder.loss import cross_entropy, linear_cross_entropy
 from jremat.policy.names import tag
 
@@ -22,6 +23,14 @@ Norm = Callable[[str, jax.Array], jax.Array]
 """A norm by its name in the block."""
 Project = Callable[[str, jax.Array], jax.Array]
 """A matmul over the last axes of an activation, by its name in the block."""
+STREAM = ("batch", "stream_length", "embed")
+"""Logical axes of the residual stream, [b, s, h]."""
+_PROJECTED = {
+    "query": ("batch", "length", "heads", "head_dim"),
+    **dict.fromkeys(("key", "value"), ("batch", "length", "kv_heads", "head_dim")),
+    **dict.fromkeys(("mlp_gate", "mlp_up"), ("batch", "length", "mlp")),
+    **dict.fromkeys(("attn_proj", "mlp_out"), STREAM),
+}
 
 
 def projections(config: TransformerConfig) -> Mapping[str, tuple[tuple[int, ...], tuple[int, ...], bool]]:
@@ -70,13 +79,19 @@ def param_shapes(config: TransformerConfig) -> dict[str, Any]:
     return {**tables, "blocks": block, "final_norm": norm()}
 
 
-def embed(config: TransformerConfig, params: Params, tokens: jax.Array, key: jax.Array | None) -> jax.Array:
+def embed(
+    config: TransformerConfig,
+    params: Params,
+    tokens: jax.Array,
+    key: jax.Array | None,
+    constrain: Constrain = unconstrained,
+) -> jax.Array:
     """The rows of the tokens and of their positions, [b, s, h] in the compute dtype; a token outside gives NaN."""
     table = params["token_embedding"]
     x = table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False).astype(config.compute_dtype)
     if config.positions == "learned":
         x += lax.slice_in_dim(params["position_embedding"], 0, tokens.shape[1]).astype(config.compute_dtype)
-    return dropped(x, key, config.dropout)
+    return dropped(constrain(x, STREAM), key, config.dropout)
 
 
 def block(
@@ -86,6 +101,7 @@ def block(
     x: jax.Array,
     key: jax.Array | None,
     positions: jax.Array | None,
+    constrain: Constrain = unconstrained,
 ) -> jax.Array:
     """One layer: attention, then the MLP, each behind a norm and added to the residual stream.
 
@@ -95,12 +111,14 @@ def block(
         x: [b, s, h].
         key: this layer's dropout key, or None for no dropout.
         positions: int [s] or [b, s] for RoPE; None is 0 to s - 1.
+        constrain: lays an array out on a mesh by its logical axes.
     """
     keys = (None, None, None) if key is None else tuple(jax.random.fold_in(key, i) for i in range(3))
-    x = tag(x, "block_in")
-    x += dropped(_attention(config, norm, project, x, keys[0], positions), keys[1], config.dropout)
+    placed = lambda name, x: constrain(project(name, x), _PROJECTED[name])
+    x = tag(constrain(x, STREAM), "block_in")
+    x += dropped(_attention(config, norm, placed, x, keys[0], positions, constrain), keys[1], config.dropout)
     with jax.named_scope("mlp"):
-        return x + dropped(_mlp(config, norm, project, x), keys[2], config.dropout)
+        return x + dropped(_mlp(config, norm, placed, x), keys[2], config.dropout)
 
 
 def _mlp(config, norm, project, x):
@@ -111,7 +129,7 @@ def _mlp(config, norm, project, x):
     return tag(project("mlp_out", tag(act, "mlp_act")), "mlp_out")
 
 
-def _attention(config, norm, project, x, dropout_key, positions):
+def _attention(config, norm, project, x, dropout_key, positions, constrain):
     c = config
     x = tag(norm("attn_norm", x), "attn_norm")
     query, key, value = (project(name, x) for name in ("query", "key", "value"))  # attention tags them as it reads them
@@ -120,9 +138,9 @@ def _attention(config, norm, project, x, dropout_key, positions):
         query, key = (layers.rope(t, positions, c.rope_theta) for t in (query, key))
     match c.attention:
         case "dot":
-            out = attention.dot(query, key, value, dropout_key, c.dropout)
+            out = attention.dot(query, key, value, dropout_key, c.dropout, constrain)
         case "blockwise":
-            out = attention.blockwise(query, key, value, c.attention_block)
+            out = attention.blockwise(query, key, value, c.attention_block, constrain)
         case "cudnn":
             out = attention.cudnn(query, key, value)
     return tag(project("attn_proj", out), "attn_proj")
@@ -157,12 +175,19 @@ def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, axes: int) -
 
 
 def head_losses(
-    config: TransformerConfig, params: Params, x: jax.Array, targets: jax.Array, chunk: int | None
+    config: TransformerConfig,
+    params: Params,
+    x: jax.Array,
+    targets: jax.Array,
+    chunk: int | None,
+    constrain: Constrain = unconstrained,
 ) -> jax.Array:
     """Cross-entropy of each target from the normed output of the stack, float32 [b, s]."""
     head = params["token_embedding" if config.tied_embeddings else "head"]
     if chunk is None:
-        return cross_entropy(logits(x, head), targets)
+        x = constrain(x, ("batch", "length", "embed"))
+        return cross_entropy(constrain(logits(x, head), ("batch", "length", "vocab")), targets)
+    x = constrain(x, ("batch", "whole_length", "embed"))  # a chunk is positions of one device
     return linear_cross_entropy(x, head, targets, chunk)
 
 
