@@ -38,7 +38,9 @@ class Planning:
 
     model: ModelName = MODEL
     target: TargetName = "h200"
-    devices: int | None = None
+    devices: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: those of --mesh, or 1)")
+    ] = None
     """How many, as --mesh says or by FSDP."""
     mesh: Mesh = ""
     hbm: Hbm = None

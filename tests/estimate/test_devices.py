@@ -72,7 +72,7 @@ def test_weights_cut_across_are_laid_out_anew():
     of = lambda **degrees: lines(**degrees)["weights laid out for the gather"][0]
     assert of(fsdp=4) == across // 4
     # where tensor parallelism has taken f, gate and up are cut along h, their first
-    assert of(data=2, zero=3, tensor=2) == 4 * L * H * H // 4
+    assert of(fsdp=2, tensor=2) == 4 * L * H * H // 4
     assert of(config=dataclasses.replace(LLAMA, mlp_hidden=H), fsdp=4) == 4 * L * H * H // 4
 
 
