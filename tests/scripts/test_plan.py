@@ -30,7 +30,7 @@ REFUSED = {
     "no unit": ("--hbm 80", "hbm: expected a number and a unit"),
     "seconds without a chip": ("--target cpu --hbm 1GiB --objective seconds", "no chip of the table"),
     "negative": ("--batch -1", "batch: expected at least 0, got -1"),
-    "odd batch": ("--devices 8 --batch 3", "batch: expected a multiple of the 8 devices, got 3"),
+    "odd batch": ("--devices 8 --batch 3", "batch: expected a multiple of the 8 devices that share it, got 3"),
     "margin": ("--margin 1", "margin: expected a share from 0 to 1"),
     "beyond the context": ("--model gpt2 --seq 4096", "gpt2 takes at most 1024 tokens, got 4096"),
     "two sizes at once": ("--largest-batch --largest-seq", "can be chosen at a time"),
