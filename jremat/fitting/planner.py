@@ -109,8 +109,8 @@ def fit(
     ...         x = jnp.tanh(x @ w)
     ...     return jnp.mean(x)
     >>> ws, x = [jnp.ones((64, 64))] * 8, jnp.ones((1024, 64))
-    >>> small = fit(loss, ws, x, hbm_bytes="4MiB", target="cpu", margin=0.0, compiles=0)
-    >>> bool(small(ws, x) == loss(ws, x)), small.plan.predicted_peak_bytes <= 4 * 2**20
+    >>> small = fit(loss, ws, x, hbm_bytes="4.25MiB", target="cpu", margin=0.0, compiles=0)
+    >>> bool(small(ws, x) == loss(ws, x)), small.plan.predicted_peak_bytes <= 4.25 * 2**20
     (True, True)
 
     Source: Chen et al. 2016, arXiv 1604.06174, for segments; Jain et al. 2020, arXiv 1910.02653, for the choice.
