@@ -1,6 +1,7 @@
 """What the compiler and the device say."""
 
 from jremat.measure.buffers import Buffer
+from jremat.measure.collectives import Collective, collectives_of
 from jremat.measure.compile import CompileError
 from jremat.measure.memory import MemoryCheck, check_memory, compiled_memory, program
 from jremat.measure.memory_analysis import Memory
@@ -20,6 +21,7 @@ from jremat.measure.targets import NAMES, Target, TargetError, devices, mesh, ta
 __all__ = [
     "NAMES",
     "Buffer",
+    "Collective",
     "CompileError",
     "DeviceMemory",
     "Memory",
@@ -30,6 +32,7 @@ __all__ = [
     "Throughput",
     "Timing",
     "check_memory",
+    "collectives_of",
     "compiled_memory",
     "device_memory",
     "devices",

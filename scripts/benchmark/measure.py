@@ -15,6 +15,7 @@ from jremat.measure import (
     Memory,
     Target,
     TargetError,
+    collectives_of,
     device_memory,
     devices,
     peak_of,
@@ -50,6 +51,8 @@ def row(case: Case) -> dict[str, Any]:
         case = dataclasses.replace(case, batch=largest or kind.num_devices)
     memory, built, run = _compiled(case, kind)
     found |= _figures(memory) | _facts(built, kind) | flops_of(built, case)
+    if kind.num_devices > 1:
+        found["collectives"] = [dataclasses.asdict(row) for row in collectives_of(run)]
     room = case.memory_bytes or memory.hbm_bytes
     found["status"] = "ok" if room is None or memory.peak_bytes <= room else "does_not_fit"
     if not kind.described and found["status"] == "ok" and not case.compile_only:

@@ -18,6 +18,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("temp", lambda r: human(r["temp_bytes"]) if "temp_bytes" in r else ""),
     ("host", lambda r: human(r["host_bytes"]) if r.get("host_bytes") else ""),
     ("recompute,\nof model FLOPs", lambda r: _of_model(r)),
+    ("collectives,\non each device", lambda r: _collectives(r)),
     ("compile", lambda r: f"{r['compile_seconds']:.1f} s" if "compile_seconds" in r else ""),
     ("step", lambda r: f"{r['step_seconds']:.4g} s ±{r['spread_seconds']:.2g}" if "step_seconds" in r else ""),
     ("tokens/s", lambda r: f"{r['tokens_per_second']:,.0f}" if "tokens_per_second" in r else ""),
@@ -51,6 +52,11 @@ def label(row: Row) -> str:
 
 def _of_model(row: Row) -> str:
     return f"{row['recompute_flops'] / row['model_flops']:.1%}" if "recompute_flops" in row else ""
+
+
+def _collectives(row: Row) -> str:
+    found = row.get("collectives", ())
+    return "\n".join(f"{c['executions']} {c['kind']} of {human(c['nbytes'])}" for c in found)
 
 
 def _device(row: Row) -> str:
