@@ -50,9 +50,15 @@ def abstract():
 GIVEN = 4 * (64 * 64 + 256 * 64)  # bytes of the arguments on one of four devices
 
 
-@pytest.mark.parametrize("f", [constrained, mapped])
-@pytest.mark.parametrize("of_program", [described, abstract])
-@pytest.mark.parametrize("of_arguments", [here, described, abstract])
+@pytest.mark.parametrize(
+    ("f", "of_program", "of_arguments"),
+    [
+        (constrained, described, here),
+        (constrained, abstract, described),
+        (mapped, described, abstract),
+        (mapped, abstract, here),
+    ],
+)
 def test_a_mesh_of_the_target_or_of_no_devices(f, of_program, of_arguments):
     over = of_program()
     found = compiled_memory(step(lambda w, x: f(over, w, x)), *shapes(of_arguments()), target=TARGET)

@@ -24,7 +24,7 @@ from tests.plan.blocks import complex_args, complex_carry, looped, mlp, mlp_args
 from tests.transform.blocks import case
 from tests.transform.jax_count import jax_kept_bytes
 
-NAMES = ("gpt-dot", "gpt-dot-bare", "gpt-blockwise", "llama-dot", "llama-blockwise")
+NAMES = ("gpt-dot", "gpt-blockwise", "llama-dot")
 SHARES = (0, 0.03, 0.15, 0.4, 0.7, 1)
 """Of the bytes that keeping all takes."""
 

@@ -145,9 +145,7 @@ def bare() -> np.ndarray:
 @pytest.mark.parametrize(
     ("spec", "stack"),
     [
-        ("full", "scan"),
         ("save:attn_out,mlp_up", "scan"),
-        ("every_k:2", "chain"),
         ("mix:1*full,rest*dots_saveable", "chain"),
     ],
 )
