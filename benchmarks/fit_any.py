@@ -37,6 +37,7 @@ from jremat.fitting.planner import DoesNotFit, Planner, Wanted, active_places, l
 from jremat.fitting.program import entered_program
 from jremat.fitting.run import Part, run_parts
 from jremat.graph.arguments import take_apart
+from jremat.graph.trace import graph_of
 from jremat.measure import target
 from jremat.planner.planner import equipped
 from jremat.planner.roofline import Roofline
@@ -116,7 +117,17 @@ def figures(loss: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
     step = step_of(loss, args)
     memory = jremat.compiled_memory(step, *args, target="h200", num_buffers=0)
     again = jremat.flops(step, *args).recompute
-    return {"peak": memory.peak_bytes, "arguments": memory.argument_bytes, "recompute": again}
+    return {
+        "peak": memory.peak_bytes,
+        "arguments": memory.argument_bytes,
+        "recompute": again,
+        "seconds": modelled_seconds(step, args),
+    }
+
+
+def modelled_seconds(step: Callable[..., Any], args: Sequence[Any]) -> float:
+    """A whole step by roofline, remats opened: one measure for every contender, whoever chose."""
+    return sum(COST(graph_of(entered_program(take_apart(step, args, {}), True))))
 
 
 def step_of(loss: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
@@ -177,6 +188,7 @@ def fitted(ours: Planner, limit: int) -> dict[str, Any]:
         "processor": took,
         "segments": len(plan.segments),
         "recompute": jremat.flops(step, *arrays).recompute,
+        "seconds": modelled_seconds(step, arrays),
     }
 
 
@@ -231,7 +243,7 @@ def summary(models: dict[str, Any]) -> Iterator[str]:
     budgets = [[r for k, r in model["fitted"].items() if k.startswith("budget")] for model in done]
     every = [row for rows in budgets for row in rows]
     duels = [
-        (model["fitted"][f"at {label}"]["recompute"], hand["recompute"])
+        (model["fitted"][f"at {label}"], hand)
         for model in done
         for label, hand in model["by hand"].items()
         if f"at {label}" in model["fitted"]
@@ -244,11 +256,14 @@ def summary(models: dict[str, Any]) -> Iterator[str]:
     yield f"| more memory but slower | {rises} |"
     yield f"| compiled beside predicted peak, median of the error | {statistics.median(map(abs, off or [0.0])):.1%} |"
     yield f"| compiles a budget, median | {statistics.median([r['compiles'] for r in every] or [0])} |"
-    more, less = sum(ours > hand for ours, hand in duels), sum(ours < hand for ours, hand in duels)
-    yield (
-        f"| given the peak of what was put by hand, {len(duels)} of them: recomputed matmuls less, equal, more | "
-        f"{less}, {len(duels) - less - more}, {more} |"
-    )
+    for figure, key in (("recomputed matmuls", "recompute"), ("modelled step", "seconds")):
+        pairs = [(ours[key], hand[key]) for ours, hand in duels if key in ours and key in hand]
+        more = sum(ours > hand * (1 + 1e-6) for ours, hand in pairs)
+        less = sum(ours < hand * (1 - 1e-6) for ours, hand in pairs)
+        yield (
+            f"| given the peak of remat by hand, {len(pairs)} of them: {figure} less, equal, more | "
+            f"{less}, {len(pairs) - less - more}, {more} |"
+        )
 
 
 if __name__ == "__main__":
