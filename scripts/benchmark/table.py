@@ -7,6 +7,20 @@ from jremat.terminal.tables import Table, human
 
 Row = dict[str, Any]
 
+# jremat.measure.collectives.KINDS, which would load JAX here
+_COLLECTIVES = "all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"
+
+
+def _of_kind(kind: str) -> Callable[[Row], str]:
+    """How often such a collective runs in a step, and its bytes on each device, on average."""
+
+    def show(row: Row) -> str:
+        found = [c for c in row.get("collectives", ()) if c["kind"] == kind]
+        return f"{found[0]['executions']} × {human(found[0]['nbytes'] // found[0]['executions'])}" if found else ""
+
+    return show
+
+
 # A column's head, and what it shows of a row; a column that no row fills is left out.
 _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("model", lambda r: r["model"]),
@@ -17,8 +31,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("device's own", lambda r: _device(r)),
     ("temp", lambda r: human(r["temp_bytes"]) if "temp_bytes" in r else ""),
     ("host", lambda r: human(r["host_bytes"]) if r.get("host_bytes") else ""),
-    ("recompute,\nof model FLOPs", lambda r: _of_model(r)),
-    ("collectives,\non each device", lambda r: _collectives(r)),
+    ("recompute, of model FLOPs", lambda r: _of_model(r)),
+    *((kind, _of_kind(kind)) for kind in _COLLECTIVES),
     ("compile", lambda r: f"{r['compile_seconds']:.1f} s" if "compile_seconds" in r else ""),
     ("step", lambda r: f"{r['step_seconds']:.4g} s ±{r['spread_seconds']:.2g}" if "step_seconds" in r else ""),
     ("tokens/s", lambda r: f"{r['tokens_per_second']:,.0f}" if "tokens_per_second" in r else ""),
@@ -52,11 +66,6 @@ def label(row: Row) -> str:
 
 def _of_model(row: Row) -> str:
     return f"{row['recompute_flops'] / row['model_flops']:.1%}" if "recompute_flops" in row else ""
-
-
-def _collectives(row: Row) -> str:
-    found = row.get("collectives", ())
-    return "\n".join(f"{c['executions']} {c['kind']} of {human(c['nbytes'])}" for c in found)
 
 
 def _device(row: Row) -> str:
