@@ -36,12 +36,13 @@ class Target:
     """One kind of device, and how many of it.
 
     Attributes:
-        name: as the user spells it, ``h200x8``.
+        name: as the user spells it, ``h200x8`` or ``h200x8x64``.
         platform: JAX's platform: ``cpu``, ``cuda``, ``tpu``; ``local`` for the default backend, whatever it is.
-        num_devices: of one host.
+        num_devices: of all hosts together.
         description: XLA's text for a GPU, the topology's name for a TPU, nothing for devices that are here.
         chip: its row in the table of chips, or None.
         hbm_bytes: device memory that a program may use, or None where that is unknown or means nothing (cpu).
+        num_hosts: that have the devices, as many each; more than one of described GPUs alone.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Target:
     description: str = ""
     chip: Chip | None = None
     hbm_bytes: int | None = None
+    num_hosts: int = 1
 
     @property
     def described(self) -> bool:
@@ -88,7 +90,8 @@ def target(spec: "str | Target | Path") -> Target:
     """The target of that name, or of a description's file.
 
     Args:
-        spec: one of ``NAMES``, with ``xN`` for N devices of one host; or a path (``Path``, or a string that ends in
+        spec: one of ``NAMES``, with ``xN`` for N devices of one host, for GPUs also ``xNxM`` for N on each of M hosts;
+            or a path (``Path``, or a string that ends in
             ``.pbtxt`` or ``.textproto`` or has a folder in it, also with ``xN``) of a description in XLA's text form;
             a ``Target`` is itself.
 
@@ -107,9 +110,9 @@ v6e, each also as NAMExCOUNT, or a file.pbtxt
     if isinstance(spec, Target):
         return spec
     text = str(spec)
-    base, count = _split(text)
+    base, count, hosts = _split(text)
     if isinstance(spec, Path) or base.endswith((".pbtxt", ".textproto")) or os.sep in base:
-        return _from_file(Path(base), count)
+        return _from_file(Path(base), count, hosts)
     if base not in NAMES:
         near = difflib.get_close_matches(base, NAMES, cutoff=0.5)
         hint = f"near: {', '.join(near)}; " if near else ""
@@ -117,7 +120,10 @@ v6e, each also as NAMExCOUNT, or a file.pbtxt
             f"target: {text!r} is unknown; {hint}known: {', '.join(NAMES)}, each also as NAMExCOUNT, or a file.pbtxt"
         )
     if base in GPUS:
-        return Target(text, "cuda", count, describe(GPUS[base]), CHIPS[base], CHIPS[base].hbm_bytes)
+        chip = CHIPS[base]
+        return Target(text, "cuda", count * hosts, describe(GPUS[base]), chip, chip.hbm_bytes, hosts)
+    if hosts > 1:
+        raise ValueError(f"target: several hosts are described of GPUs alone, got {text!r}")
     if base in _TPU_TOPOLOGIES:
         sizes = _TPU_TOPOLOGIES[base]
         if count not in sizes:
@@ -159,7 +165,9 @@ def _described(kind: Target) -> tuple[jax.Device, ...]:
             described = topologies.get_topology_desc(platform="tpu", topology_name=kind.description)
         else:
             described = topologies.get_topology_desc(
-                platform="cuda", target_config=kind.description, topology=f"1x{kind.num_devices}x1"
+                platform="cuda",
+                target_config=kind.description,
+                topology=f"{kind.num_hosts}x{kind.num_devices // kind.num_hosts}x1",
             )
     except NotImplementedError as error:
         raise BackendTooEarly(
@@ -240,7 +248,7 @@ def _environment(kind: Target) -> dict[str, str]:
     return {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true"}
 
 
-def _from_file(path: Path, count: int) -> Target:
+def _from_file(path: Path, count: int, hosts: int) -> Target:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -254,16 +262,23 @@ def _from_file(path: Path, count: int) -> Target:
     if missing or not isinstance(info, dict):
         raise ValueError(f"target: {path} lacks gpu_device_info's {' and '.join(missing)}")
     chip = chip_of(str(message.get("device_description_str", "")))
-    return Target(path.stem + (f"x{count}" if count > 1 else ""), "cuda", count, text, chip, info["device_memory_size"])
+    name = path.stem + (f"x{count}x{hosts}" if hosts > 1 else f"x{count}" if count > 1 else "")
+    return Target(name, "cuda", count * hosts, text, chip, info["device_memory_size"], hosts)
 
 
-def _split(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(.+?)x(\d+)", text)
+def _split(text: str) -> tuple[str, int, int]:
+    """Kind, devices of a host, and hosts.
+
+    >>> _split("h200"), _split("h200x8"), _split("h200x8x64")
+    (('h200', 1, 1), ('h200', 8, 1), ('h200', 8, 64))
+    """
+    match = re.fullmatch(r"(.+?)x(\d+)(?:x(\d+))?", text)
     if not match:
-        return text, 1
-    if int(match[2]) < 1:
+        return text, 1, 1
+    count, hosts = int(match[2]), int(match[3] or 1)
+    if not count * hosts:
         raise ValueError(f"target: {text!r} asks for no device")
-    return match[1], int(match[2])
+    return match[1], count, hosts
 
 
 def _exists(module: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jremat.estimator.hardware import CHIPS
 from jremat.estimator.parallel import Parallel, read_mesh
 from jremat.policy.files import check_file, check_folder
 from scripts.benchmark.config import Case
@@ -27,6 +28,8 @@ from scripts.flags import (
     TargetName,
     read_bytes,
 )
+
+_GPUS_OF_A_HOST = 8  # of an HGX or DGX system of NVIDIA's, A100 to B200
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,10 @@ class Planning:
         taken = {field.name for field in fields(Case)} - {"target", "batch", "margin", "seq", "layers"}
         same: dict[str, Any] = {k: v for k, v in vars(self).items() if k in taken}
         parallel = self.parallel
+        hosts, more = divmod(parallel.devices, _GPUS_OF_A_HOST)
+        gpu = self.target in CHIPS and CHIPS[self.target].tf32_flops_per_second is not None
         name = self.target if parallel.devices == 1 else f"{self.target}x{parallel.devices}"
+        name = f"{self.target}x{_GPUS_OF_A_HOST}x{hosts}" if gpu and hosts > 1 and not more else name
         batch = self.batch or -(-BATCH // parallel.batch_shards) * parallel.batch_shards
         size = {"batch": batch, "seq": self.seq or 0, "layers": self.layers or 0}
         return Case(**same | size, policy="auto", target=name)

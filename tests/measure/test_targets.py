@@ -19,6 +19,8 @@ def test_described_targets():
         device = devices(name)[0]
         assert device.platform in ("gpu", "cuda")
     assert len(devices("h200x8")) == 8
+    assert target("h200x8x4").num_devices == len(devices("h200x8x4")) == 32
+    assert len({device.process_index for device in devices("h200x8x4")}) >= 4
     assert mesh("h200x8", data=4, model=2).shape == {"data": 4, "model": 2}
 
 
@@ -37,6 +39,8 @@ def test_targets_that_are_here():
         ("h20", r"target: 'h20' is unknown; near: h200"),
         ("", r"target: '' is unknown"),
         ("h200x0", r"target: 'h200x0' asks for no device"),
+        ("h200x8x0", r"target: 'h200x8x0' asks for no device"),
+        ("cpux4x2", r"target: several hosts are described of GPUs alone, got 'cpux4x2'"),
         ("v5ex3", r"target: v5e comes in 1, 4, 8 chips of one host, got 3"),
         ("none.pbtxt", r"target: cannot read none.pbtxt: .*No such file"),
     ],
