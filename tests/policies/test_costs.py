@@ -162,9 +162,7 @@ def test_a_mixtures_policy_is_refused_by_a_block_without_experts(spec):
         counted("gpt", "dot", policies.get(spec), True)
 
 
-@pytest.mark.parametrize(
-    "entry", [e for e in policies.table() if isinstance(e.policy, Policy) and e.policy.strict_only]
-)
+@pytest.mark.parametrize("entry", [e for e in EXACT if e.policy.strict_only], ids=lambda entry: entry.spec)
 def test_value_by_value_policies_refuse_the_plain_form(entry):
     with pytest.raises(
         ValueError, match=r"(decides value by value|compresses values).*jremat\.checkpoint\(f, policy\)"
