@@ -77,8 +77,8 @@ class Sharding:
         ValueError: a pipeline.
 
     >>> sharding = Sharding(Parallel(fsdp=2, tensor=4))
-    >>> sharding.spec(("blocks", "mlp_up", "kernel"), (12, 768, 3072))
-    PartitionSpec(None, 'fsdp', 'tensor')
+    >>> tuple(sharding.spec(("blocks", "mlp_up", "kernel"), (12, 768, 3072)))
+    (None, 'fsdp', 'tensor')
     """
 
     parallel: Parallel

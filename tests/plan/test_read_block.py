@@ -59,9 +59,9 @@ def gradient(f, policy):
 
 
 def one_block_policies():
-    """Those of the zoo, each once, and some more by name."""
+    """Those of the zoo, each once, and some more by name; the planner doesn't compress."""
     specs = (*policies.names(), "but:mlp_act", "save:attn_fused?,attn_lse?,mlp_up")
-    found = {p.canonical_spec: p for p in map(policies.get, specs) if isinstance(p, Policy)}
+    found = {p.canonical_spec: p for p in map(policies.get, specs) if isinstance(p, Policy) and not p.compresses}
     return [found[spec] for spec in sorted(found)]
 
 

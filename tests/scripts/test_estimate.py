@@ -35,7 +35,7 @@ REFUSED = {
     "master weights of float32": ("--master-weights", "master_weights: the weights are float32"),
     "no unit": ("--hbm 80", "hbm: expected a number and a unit"),
     "no config": ("--config nowhere.json", "cannot read nowhere.json"),
-    "json nowhere": ("--json nowhere/out.json", "json: the folder"),
+    "json nowhere": ("--json nowhere/out.json", "json: no such folder"),
     "a textbook of another MLP": ("--model llama-1b --textbook", "the paper counts a GELU MLP of 4h"),
     "a scan of a plan": ("--policy every_k:2 --stack scan", "a scan runs one policy"),
 }

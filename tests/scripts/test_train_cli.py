@@ -18,7 +18,7 @@ from scripts.training.progress import Reporter
 
 # flags, what the one line must say
 REFUSED = {
-    "unknown flag": ("--polcy full", "did you mean --policy?"),
+    "unknown flag": ("--polcy full", "did you mean --policy or --process?"),
     "no number": ("--steps ten", "--steps"),
     "no value": ("--steps", "--steps"),
     "unknown policy": ("--policy dots_savable", "did you mean 'dots_saveable'?"),
