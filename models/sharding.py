@@ -186,10 +186,12 @@ class Sharding:
             near = self._nearest(config, batch, seq)
             hint = "" if near is None else f"; nearest mesh that does: {near}"
             raise ValueError(f"mesh: {error}{hint}") from None
-        for name, size, degree in (("vocab_size", config.vocab_size, p.tensor),):
-            if size % degree:
-                padded = -(-size // degree) * degree
-                raise ValueError(f"mesh: tensor: expected a divisor of {name}={size}, got {degree}; pad it to {padded}")
+        size = config.vocab_size
+        if size % p.tensor:
+            padded = -(-size // p.tensor) * p.tensor
+            raise ValueError(
+                f"mesh: tensor: expected a divisor of vocab_size={size}, got {p.tensor}; pad it to {padded}"
+            )
 
     def _nearest(self, config: TransformerConfig, batch: int, seq: int) -> Parallel | None:
         """The mesh of most devices whose every degree divides this one's and what it splits."""

@@ -25,7 +25,7 @@ Mesh = Annotated[
         "batch; fsdp: devices that share the batch and hold a shard of the state each; zero=1 or 2: what data replicas "
         "shard (optimizer state; gradients too); tensor: devices that split heads, MLP width and vocabulary; sequence: "
         "these split the sequence elsewhere; context: devices that split the sequence everywhere.",
-        help_behavior_hint="(default: one device, or data or fsdp over the target's)",
+        help_behavior_hint="(default: one device; where several are named, fsdp)",
     ),
 ]
 

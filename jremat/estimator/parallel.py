@@ -100,18 +100,17 @@ class Parallel:
             ValueError: the first degree that doesn't divide its size, or that has none to divide.
         """
         names = {"b": "batch", "s": "seq", "m": "kv_heads", "f": "mlp_hidden", "n": "heads"}
+        by_batch = "data" if self.fsdp == 1 else "fsdp" if self.data == 1 else "data × fsdp"
         parts = (
-            ("data × fsdp", self.batch_shards, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
+            (by_batch, self.batch_shards, "b"), ("tensor", self.tensor, "n"), ("tensor", self.tensor, "m"),
             ("tensor", self.tensor, "f"), ("context", self.context, "s"),
             ("sequence", self.tensor * self.context if self.sequence else 1, "s"),
         )  # fmt: skip
-        called = "data" if self.fsdp == 1 else "fsdp" if self.data == 1 else "data × fsdp"
-        parts = ((called, *parts[0][1:]), *parts[1:])
         for name, degree, letter in parts:
             if sizes.get(letter, degree) % degree:
                 raise ValueError(f"{name}: expected a divisor of {names[letter]}={sizes[letter]}, got {degree}")
         for name, degree, letters in (
-            (called, self.batch_shards, "b"),
+            (by_batch, self.batch_shards, "b"),
             ("tensor", self.tensor, "nmf"),
             ("context", self.context, "s"),
         ):
